@@ -62,7 +62,7 @@ WRONG_SAMPLES = {
     "an object in info": (sample(info={"a": object()}), "info.a: values of type object"),
     "a number for extra_info": (sample(info={"extra_info": 5}), "info.extra_info: expected a dict"),
     "an object for a truth": (sample(ground_truth=object()), "ground_truth: values of type object"),
-    "no sample": (None, "samples[0]: is not a Sample but nothing"),
+    "no sample": (None, "samples[0] is not a Sample but NoneType"),
 }  # type: ignore[arg-type]
 
 
@@ -101,9 +101,9 @@ def test_no_config(value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"samples": 5}, "samples is a list of Sample, not a number"),
-        ({"samples": "abc"}, "samples is a list of Sample, not text"),
-        ({"samples": {"a": 1}}, "samples is a list of Sample, not an object"),
+        ({"samples": 5}, "samples is a list of Sample, not int"),
+        ({"samples": "abc"}, "samples is a list of Sample, not str"),
+        ({"samples": {"a": 1}}, "samples is a list of Sample, not dict"),
         ({"samples": sample()}, "samples is a list of Sample, not Sample"),
         ({"tools": 5}, "tools is a list of tools"),
         ({"tools": [5]}, "5 is not a tool"),

@@ -18,6 +18,7 @@ from turnwise.choices import EngineName
 from turnwise.cluster import opening as cluster
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
+from turnwise.data.data_files import Split
 from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.loader import drop_overlong
@@ -154,7 +155,8 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
                 for number, values in enumerate(islice(rows, limit))
             ]
         found = read_samples(
-            [Path(name) for name in files],
+            files,
+            split=Split.TRAIN if split == "train" else Split.EVAL,
             prompt_key=key_of_prompt,
             default_source=source,
             images_from=config.data.images_from,

@@ -5,8 +5,10 @@ it is needed is a ConfigError, and one that nobody needs is told too.
 """
 
 import dataclasses
+import glob
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +139,7 @@ def _model() -> tuple[str, str] | None:
 def _placed(file: str, key: str) -> tuple[str, str | None]:
     """(the file, the variable in whose folder it was found); as it was named where it is here, or nowhere."""
     roots = {name: root for name in (DATA, CACHE) if (root := value(name)) is not None}
-    if not roots or Path(file).is_absolute() or file.startswith("~") or _exists(Path(file)):
+    if not roots or Path(file).is_absolute() or file.startswith("~") or "://" in file or _matches(Path(file)):
         return file, None
     for name, root in roots.items():
         folder = _folder(root)
@@ -145,7 +147,7 @@ def _placed(file: str, key: str) -> tuple[str, str | None]:
             raise ConfigError(
                 f"{name}={root} is no folder, and {key}={file} is not here ({Path.cwd()}) but perhaps there"
             )
-        if _exists(folder / file):
+        if _matches(folder / file):
             return str((folder / file).absolute()), name
     return file, None
 
@@ -216,6 +218,14 @@ def _folder(given: str) -> Path:
         return Path(given).expanduser()
     except RuntimeError:  # ~ of nobody
         return Path(given)
+
+
+def _matches(path: Path) -> bool:
+    """Whether it is there, or as a glob finds something."""
+    try:
+        return _exists(path) or bool(glob.glob(str(path), recursive=True))
+    except (OSError, ValueError, re.error):
+        return False
 
 
 def _exists(path: Path) -> bool:

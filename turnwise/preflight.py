@@ -1,7 +1,6 @@
 """`turnwise check`: everything that can go wrong before a model is loaded, tried now, with an exit code for CI."""
 
 import itertools
-from pathlib import Path
 
 from turnwise.assemble import Prepared, measured_images, prepare
 from turnwise.chat.renderer import Renderer
@@ -17,6 +16,7 @@ from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS, TRAINABLE
 from turnwise.config_check import DEFAULT
+from turnwise.data.data_files import Split, data_files
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
@@ -131,7 +131,7 @@ def _lint(config: Config, report: Report) -> None:
     try:
         data = config.data
         found = lint(
-            [Path(name) for name in files],
+            [*data_files(data.train_files, Split.TRAIN), *data_files(data.eval_files, Split.EVAL)],
             prompt_key=data.prompt_key,
             default_source=data.default_source,
             images_from=data.images_from,

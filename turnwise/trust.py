@@ -13,8 +13,9 @@ from typing import Any
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
 from turnwise.config import Config, DataConfig, RolloutConfig, SandboxConfig, ScoringConfig
 from turnwise.config.inputs import FOREIGN
+from turnwise.data.data_files import Split, data_files, is_on_the_hub
 from turnwise.data.image_cells import ImageCells
-from turnwise.data.rows import read_rows
+from turnwise.data.rows import Row, read_rows
 from turnwise.data.samples import to_sample
 from turnwise.engines.model.hub import is_hub_id
 from turnwise.errors import ConfigError, DataError
@@ -129,7 +130,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
             yield key, named
     yield from _interaction(rollout)
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
-        yield from ((key, name) for name in files if _lies_in(name, place))
+        yield from ((key, name) for name in files if _lies_in(name, place) or is_on_the_hub(name))
     if config.data.images_from is not None and _lies_in(config.data.images_from, place):
         yield "data.images_from", config.data.images_from
 
@@ -156,9 +157,9 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
     """Rows may lead elsewhere too, wherever their file lies: of each that only the run names, the first that does."""
     for key in ("train_files", "eval_files"):
         for name in getattr(found, key):
-            if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
+            if name in getattr(given, key) or is_on_the_hub(name):
                 continue
-            for row in read_rows(name):
+            for row in _rows(name, Split.TRAIN if key == "train_files" else Split.EVAL):
                 sample = to_sample(
                     row,
                     prompt_key=found.prompt_key,
@@ -168,6 +169,13 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
                 if plugin := _plugin_of(sample):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break
+
+
+def _rows(name: str, split: Split) -> Iterator[Row]:
+    """Of files that are there; whoever reads the others says so."""
+    for path in data_files([name], split):
+        if path.is_file():
+            yield from read_rows(path)
 
 
 def _plugin_of(sample: Sample) -> str | None:

@@ -61,9 +61,9 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path) -> Non
     assert "nor does its folder" in refusal(tmp_path / "no" / "train.parquet")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "parquet", "a.parquet.gz", "a", ""])
+@pytest.mark.parametrize("name", ["a.xlsx", "parquet", "a.parquet.gz", "a.gz", "a", ""])
 def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path, name: str) -> None:
-    assert ".parquet, .json, .jsonl" in refusal(tmp_path / name)
+    assert ".parquet, .arrow, .json, .jsonl" in refusal(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])

@@ -143,7 +143,8 @@ class ChatTemplate:
         """(a message in the assistant's place, the text with it, where its words end), whatever was rewritten."""
         mark = fresh_mark(message.text for message in (*context, *replies))
         calls = tuple(replace(call, arguments={"x": mark}) for call in assistant.tool_calls)
-        marked = replace(assistant, content=mark, answer=mark, reasoning=None, tool_calls=calls)
+        words = "" if self.is_structured(assistant) else mark  # some templates show words after what the tool replied
+        marked = replace(assistant, content=words, answer=words, reasoning=None, tool_calls=calls)
         text = self.render([*context, marked, *replies], tools, reply=True)
         head, found, tail = text.rpartition(mark)
         start = len(head) + len(mark)

@@ -1,10 +1,10 @@
 """The smaller rules of verl's config: values that must be verl's usual ones, and keys that another key switches off."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from turnwise.compat.verl_values import ACTOR, GROUPS, MODEL, ROLLOUT, Flat, Rule, Unsupported, to
+from turnwise.data.data_files import Split, data_files
 from turnwise.data.rows import read_rows
 from turnwise.errors import TurnwiseError
 
@@ -93,7 +93,7 @@ def _epochs(value: Any, all_: Flat) -> dict[str, Any] | str:
     files, groups = all_.get("data.train_files"), all_.get("data.train_batch_size", GROUPS)
     try:
         named = [str(one) for one in (files if isinstance(files, list) else [files] if files else [])]
-        rows = sum(len(list(read_rows(Path(one)))) for one in named)
+        rows = sum(1 for path in data_files(named, Split.TRAIN) for _ in read_rows(path))
     except TurnwiseError as error:
         raise Unsupported("set training.steps: rows of the files / training.groups, for each epoch") from error
     if rows < groups:

@@ -13,7 +13,8 @@ from typing import Any
 from turnwise.data.image_cells import ROOT, ImageCells, RowImages, from_base64, is_array_of_bytes, last_name
 from turnwise.data.image_files import ImageFolder, ImageForm, encoded
 from turnwise.data.image_schemas import inferred, schema_of, with_cells, with_paths
-from turnwise.data.rows import BATCH_ROWS, Row, RowError, expand, read_rows
+from turnwise.data.row_formats import BATCH_ROWS
+from turnwise.data.rows import Row, RowError, expand, read_rows
 from turnwise.data.values import FieldError, join
 from turnwise.errors import DataError
 from turnwise.files import replacing

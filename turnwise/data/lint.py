@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from turnwise.data.data_files import data_files
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.prompts import MARKER
 from turnwise.data.rows import Row, RowError, name_files, read_rows
@@ -122,7 +123,7 @@ def lint(
     """Read every row of every file and report what is wrong with them."""
     report = LintReport(limit)
     prompts: dict[bytes, tuple[str, int]] = {}
-    for path, name in name_files(paths).items():
+    for path, name in name_files(data_files(paths)).items():
         notes = _FileNotes(name)
         try:
             for row in read_rows(path, label=name):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from turnwise.choices import Overlong
+from turnwise.data.data_files import Split, data_files
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.rows import RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
@@ -18,12 +19,14 @@ from turnwise.types import Sample
 def load_samples(
     paths: Iterable[str | Path],
     *,
+    split: Split | None = None,
     prompt_key: str,
     default_source: str | None = None,
     images_from: str | None = None,
     most_inline: int | None = None,
 ) -> list[Sample]:
-    """Every row of every file as a sample; the first one that cannot be used raises.
+    """Every row of every file as a sample; the first one that cannot be used raises. Of folders and hub datasets with
+    several splits, `split` is read.
 
     Images that rows hold themselves stay in memory, encoded: `most_inline` bytes of them at most, or half of what the
     machine has. Files and members of tars are read when they are needed.
@@ -31,7 +34,7 @@ def load_samples(
     samples: list[Sample] = []
     images = ImageCells(images_from)
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if most_inline is None else most_inline
-    for path, name in name_files(paths).items():
+    for path, name in name_files(data_files(paths, split)).items():
         for row in read_rows(path, label=name):
             for field, problem in misspelt(row.values, prompt_key=prompt_key):
                 raise RowError(row, field, problem)

@@ -15,22 +15,22 @@ _MESSAGES = 'a tuple of Message, such as (Message(Role.USER, "6*7?"),)'
 def program_samples(given: Any, limit: int | None = None, *, name: str = "samples") -> list[Sample]:
     """The first `limit` of them; two of one id would draw the same noise. Lists become tuples."""
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
-        raise DataError(f"{name} is a list of Sample, not {describe(given)}")
+        raise DataError(f"{name} is a list of Sample, not {type(given).__name__}")
     chosen: dict[str, Sample] = {}
     for number, sample in enumerate(islice(given, limit)):
+        if not isinstance(sample, Sample):
+            raise DataError(f"{name}[{number}] is not a Sample but {type(sample).__name__}")
         try:
             made = _checked(sample)
         except FieldError as error:
-            raise DataError(f"{name}[{number}]{error.field and f'.{error.field}'}: {error.problem}") from error
+            raise DataError(f"{name}[{number}].{error.field}: {error.problem}") from error
         if made.id in chosen:
             raise DataError(f"{name}[{number}]: another sample has the id {made.id!r}")
         chosen[made.id] = made
     return list(chosen.values())
 
 
-def _checked(sample: Any) -> Sample:
-    if not isinstance(sample, Sample):
-        raise FieldError("", f"is not a Sample but {describe(sample)}")
+def _checked(sample: Sample) -> Sample:
     for field in ("id", "data_source"):
         plain(as_text(getattr(sample, field), field), field)
     if sample.agent is not None:

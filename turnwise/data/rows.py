@@ -1,6 +1,5 @@
-"""Rows as they stand in a file: parquet and JSON, streamed, with every failure named by file and place."""
+"""Rows as they stand in a file, streamed, with every failure named by file and place."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.values import describe, shorten
+from turnwise.data.row_formats import FORMATS, as_record, ending_of, read_records
+from turnwise.data.values import shorten
 from turnwise.errors import DataError, nearest
-
-BATCH_ROWS = 64
-BUFFER_BYTES = 1 << 20
-_JSON_LINES = (".jsonl", ".jsonlines", ".ndjson")
-SUFFIXES = (".parquet", ".json", *_JSON_LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ class Row:
 
 def as_row(values: Any, file: Path, number: int, label: str) -> Row:
     """A row that somebody's code made."""
-    return Row(file, number, _as_record(values, f"{label} row {number}"), label)
+    return Row(file, number, as_record(values, f"{label} row {number}"), label)
 
 
 class RowError(DataError):
@@ -49,18 +44,17 @@ class RowError(DataError):
 
 
 def read_rows(path: str | Path, *, label: str = "") -> Iterator[Row]:
-    """The rows of a parquet or JSON file in order; errors are raised while reading."""
+    """The rows of a file in order; errors are raised while reading."""
     path = expand(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataError(f"{path}: cannot tell the format from the suffix {suffix!r}; known are {', '.join(SUFFIXES)}")
+    if not is_data(path):
+        known = ", ".join(FORMATS)
+        raise DataError(f"{path}: cannot tell the format from the ending {ending_of(path)!r}; known are {known}")
     _require_file(path)
     try:
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the file is empty (0 bytes)")
-        records = _parquet(path) if suffix == ".parquet" else _json(path, suffix)
         number = -1
-        for number, values in enumerate(records):
+        for number, values in enumerate(read_records(path)):
             yield Row(path, number, values, label)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or shorten(str(error), 200)}") from error
@@ -81,11 +75,18 @@ def name_files(paths: Iterable[str | Path]) -> dict[Path, str]:
     for path, parts in places:
         if files[os.path.realpath(path)] > 1:
             raise DataError(f"{path}: the file is given twice")
-        length = next(length for length in range(1, len(parts) + 1) if tails[parts[-length:]] == 1)
+        # The datasets package calls the first file of every split data-00000-of-00001.arrow.
+        least = min(2 if path.suffix == ".arrow" else 1, len(parts))
+        length = next(length for length in range(least, len(parts) + 1) if tails[parts[-length:]] == 1)
         names[path] = "/".join(parts[-length:])
     if not names:
         raise DataError("no data files are given")
     return names
+
+
+def is_data(path: Path) -> bool:
+    """Whether the ending of a file is one that is read."""
+    return ending_of(path) in FORMATS
 
 
 def expand(path: str | Path) -> Path:
@@ -114,60 +115,4 @@ def _require_file(path: Path) -> None:
 
 def _data_files(folder: Path) -> list[str]:
     named = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return [entry.name for entry in named if entry.suffix.lower() in SUFFIXES]
-
-
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa  # here, because it takes long to import and many commands never read parquet
-    import pyarrow.parquet as pq
-
-    # What Arrow raises for broken bytes, bad UTF-8, names that stand twice, and times Python cannot hold.
-    failures = (pa.ArrowException, ValueError, KeyError, OverflowError, UnicodeError)
-    done = 0
-    try:
-        # Without both settings Arrow holds a whole row group in memory.
-        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            columns = file.schema_arrow.names
-            twice = sorted({column for column in columns if columns.count(column) > 1})
-            if twice:
-                raise DataError(f"{path}: column {twice[0]!r} stands twice")
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                records = batch.to_pylist()
-                done += len(records)
-                yield from records
-    except failures as error:
-        problem = f"not a readable parquet file (after {done} rows): {shorten(str(error), 200)}"
-        raise DataError(f"{path}: {problem}") from error
-
-
-def _json(path: Path, suffix: str) -> Iterator[dict[str, Any]]:
-    """JSON lines, or a .json file that holds one list."""
-    if suffix == ".json":
-        with path.open("rb") as file:
-            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-        if start.startswith(b"["):
-            for number, value in enumerate(_parse(path.read_bytes(), str(path))):
-                yield _as_record(value, f"{path} row {number}")
-            return
-    with path.open("rb") as file:
-        for line_number, line in enumerate(file, start=1):
-            if line.strip():
-                place = f"{path}:{line_number}"
-                yield _as_record(_parse(line, place), place)
-
-
-def _parse(data: bytes, place: str) -> Any:
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except RecursionError as error:
-        raise DataError(f"{place}: JSON nested too deeply") from error
-    except ValueError as error:  # JSONDecodeError, and numbers with more digits than Python reads
-        raise DataError(f"{place}: not valid JSON: {shorten(str(error), 200)}") from error
-
-
-def _as_record(value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{place}: a row is an object, this is {describe(value)}")
-    return value
+    return [entry.name for entry in named if is_data(entry)]

@@ -1,9 +1,9 @@
 """Stand-in for verl.utils.dataset.rl_dataset: RLHFDataset as far as subclasses of it build on it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from turnwise.data.data_files import data_files
 from turnwise.data.rows import read_rows
 
 
@@ -38,7 +38,7 @@ class RLHFDataset:
         """Files are local here."""
 
     def _read_files_and_tokenize(self) -> None:
-        self.dataframe = [dict(row.values) for name in self.data_files for row in read_rows(Path(name))]
+        self.dataframe = [dict(row.values) for path in data_files(self.data_files) for row in read_rows(path)]
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
