@@ -78,6 +78,27 @@ def check_client(stage: Any) -> None:
     assert show.context.plan.route(show.samples[0]).agent == CLIENT
 
 
+def check_client_env(stage: Any) -> None:
+    """The variable is asked for by name when the program is made ready."""
+    with pytest.raises(TurnwiseError, match=r"rollout\.client_env: the environment variable NOWHERE_SET is not set"):
+        show = stage.theatre.show(["a"], client="exec:true", client_env=["NOWHERE_SET"])
+        show.play()
+
+
+def check_scripted_answer(stage: Any) -> None:
+    """What a run is tried with before it begins; the scorer sees it."""
+    seen = []
+
+    async def reads(trajectory: Trajectory) -> float:
+        seen.append(trajectory.answers[-1].text)
+        return 1.0
+
+    config = configure("eval.samples=1", f"runs_dir={stage.folder}", "rollout.tools=[]", "rollout.interaction=null")
+    config.rollout.scripted_answer = '{"answer": 0}'
+    evaluate(config, samples=[stage.sample()], scorer=reads, console=Console(quiet=True))
+    assert seen[0] == '{"answer": 0}'
+
+
 def check_tools(stage: Any) -> None:
     from turnwise.assemble import prepare
 
