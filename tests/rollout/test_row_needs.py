@@ -82,6 +82,7 @@ def test_what_may_be_meant_otherwise_is_told(name: str, plan: Any) -> None:
     [
         {},
         {"videos": [], "audio": None, "tools": [], "env_name": None},
+        {"extra_info": {"need_tools_kwargs": False, "interaction_kwargs": {"query": "q", "ground_truth": "42"}}},
         {"ability": "math", "uid": "1", "id": 3, "question": "x", "golden_answers": ["a"], "metadata": {"a": 1}},
         {"extra_info": {"index": 0, "split": "train", "need_tools_kwargs": False, "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "42"}}},
     ],

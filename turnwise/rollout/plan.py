@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import LONGEST_NAME
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.interaction_sessions import FACTS, Interactions
 from turnwise.rollout.loop_loading import Loop, Loops
 from turnwise.rollout.row_needs import check_repositories, row_notices, tools_of_column
 from turnwise.rollout.tool_loading import builtin_tools
@@ -78,7 +78,9 @@ class Plan:
             agent, why = "single_turn", ONE_TURN
         agent = self.loops.name_of(agent)
         loop = self._loop(agent, sample)
-        if spec is None and sample.info.get("interaction_kwargs") and (agent == CALLING or why == ONE_TURN):
+        # Rows of verl's tool scripts have query and ground_truth there, and no user.
+        idle = [key for key in sample.info.get("interaction_kwargs", ()) if key not in FACTS]
+        if spec is None and idle and (agent == CALLING or why == ONE_TURN):
             raise ConfigError(
                 f"sample {sample.id} has interaction_kwargs and names no interaction: set rollout.interaction=NAME"
             )
