@@ -125,7 +125,7 @@ def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_
     """That of the first rank, where the learner's own actor is too, or that of the other."""
     alone = run(tmp_path, io.StringIO(), "run=alone", "training.steps=3")
     for _ in range(3):
-        nodes.add(3)  # larger than the head, which the loop is connected to and which cannot be switched off
+        nodes.add(4)  # larger than the head, which the loop is connected to and which cannot be switched off
 
     def switch_off() -> None:
         held = [one for one in nodes.cluster.list_all_nodes() if nodes.actors("RankActor", one)]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jinja2
+import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
