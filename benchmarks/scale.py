@@ -124,6 +124,10 @@ class Keyed:
             def remote(*args: Any) -> Any:
                 return host.call.remote(key, method, *args)
 
+            @staticmethod
+            def options(**_: Any) -> Any:
+                return Bound
+
         return Bound
 
 

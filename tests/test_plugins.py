@@ -1,5 +1,6 @@
 """Finding what users bring: by module or file, from any folder, and never a namesake by mistake."""
 
+import signal
 import subprocess
 import sys
 
@@ -81,6 +82,24 @@ def test_a_verl_of_the_users_own_folder_is_not_shadowed_by_the_stand_ins(tmp_pat
     assert ran.stdout == "7\n", ran.stderr
 
 
+def test_a_checkout_of_verl_without_what_it_needs_gives_way_to_the_stand_ins(tmp_path):
+    (tmp_path / "verl" / "tools").mkdir(parents=True)
+    (tmp_path / "verl/__init__.py").write_text("from verl.tools import a_part\nimport not_installed_here\n")
+    (tmp_path / "verl/tools/__init__.py").write_text("")
+    (tmp_path / "verl/tools/a_part.py").write_text("")
+    (tmp_path / "verl/tools/base_tool.py").write_text("import not_installed_here\n")
+    (tmp_path / "in_a_checkout.py").write_text("from verl.tools.base_tool import BaseTool\n")
+    script = (
+        "import sys; from turnwise.plugins import load; tool = load('in_a_checkout:BaseTool', 'tool')\n"
+        "print(tool.__module__, [name for name in sys.modules if name.split('.')[0] == 'verl'])\n"
+        "print(load('verl.tools.gsm8k_tool.Gsm8kTool', 'tool').__name__)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "turnwise.compat.verl.tools []\nGsm8kTool\n", ran.stderr
+
+
 def test_a_namesake_of_another_folder_is_not_taken_silently(tmp_path):
     write(tmp_path / "a" / "twin.py", "value = 'a'\n")
     write(tmp_path / "b" / "twin.py", "value = 'b'\n")
@@ -135,3 +154,15 @@ def test_the_folder_is_the_registry():
         builtin("turnwise.rollout.agent_loops", "single_trun", "agent loop")
     with pytest.raises(PluginError, match="unknown tool 'tool'"):
         builtin("turnwise.rollout.tools", "tool", "tool", leave_out=("tool",))
+
+
+def test_an_import_that_never_ends_is_said_and_ended(tmp_path, monkeypatch, capfd):
+    (tmp_path / "endless.py").write_text("import time\ntry:\n    time.sleep(600)\nexcept Exception:\n    pass\n")
+    monkeypatch.setattr("turnwise.plugins.SLOW_IMPORT", 0.05)
+    monkeypatch.setattr("turnwise.plugins.LONGEST_IMPORT", 1.0)
+    with pytest.raises(PluginError, match="it has not ended after 1 s"):
+        load(f"{tmp_path}/endless.py:tool", "tool")
+    assert "endless.py:tool': still importing after 0.05 s" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    (tmp_path / "quick.py").write_text("tool = 3\n")
+    assert load(f"{tmp_path}/quick.py:tool", "tool") == 3

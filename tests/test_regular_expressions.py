@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "turnwise"
+ROOT = Path(__file__).parents[1]
 NEW = re.compile(r"\(\?>|(?<!\\)(?:\\\\)*[*+?}]\+")
 """An atomic group, or a quantifier that gives nothing back."""
 SET = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
@@ -45,9 +45,11 @@ def test_what_only_looks_like_it_is_not(text: str) -> None:
 
 
 def test_no_pattern_is_possessive_or_atomic() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
+    files = sorted(
+        path for name in ("turnwise", "examples", "benchmarks", "docs") for path in (ROOT / name).rglob("*.py")
+    )
     found = {
-        f"{path.relative_to(PACKAGE.parent)}:{line}"
+        f"{path.relative_to(ROOT)}:{line}"
         for path in files
         for line, text in patterns(path.read_text(encoding="utf-8"))
         if NEW.search(without_sets(text))

@@ -12,6 +12,8 @@ from turnwise.config import Config
 PACKAGE = Path(__file__).parent
 LOOKING_ON = ("checks", "compose", "config", "config_check", "plan_text", "preflight", "trust")
 """Rooms that check, show or document values; what they read has no effect on a run."""
+PLAYING = ("checks/rollouts.py",)
+"""Files of theirs that play episodes themselves."""
 ROOT = ""
 """The section of the keys without a dot."""
 
@@ -34,7 +36,7 @@ def readers(key: str | None = None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE)
-        if place.parts[0].removesuffix(".py") in LOOKING_ON:
+        if place.parts[0].removesuffix(".py") in LOOKING_ON and place.as_posix() not in PLAYING:
             continue
         text = path.read_text(encoding="utf-8")
         if name is not None and f".{name}" not in text:  # parsing is what takes time

@@ -7,6 +7,7 @@ from turnwise.config import Config, RolloutConfig
 from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
+from turnwise.engines.host_memory import check_disk, checkpoints, host_memory
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening_foreign import described
 from turnwise.engines.rendering import format_of
@@ -154,7 +155,8 @@ def _engine(config: Config) -> str:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
     if engine.name in FOREIGN:
-        return f"{described(config)}, model {config.model.path}"
+        at_once = f"{choose_devices(config).episodes:,} episodes at once"
+        return f"{described(config)}, {at_once} (rollout.concurrency), model {config.model.path}"
     return f"{choose_devices(config)}, model {config.model.path}"
 
 
@@ -189,7 +191,17 @@ def _memory(config: Config, training: bool) -> list[str]:
     """Who gets what of the GPU, where one is used."""
     found = memory_here(config, beside_policy(config) if training else None)
     table = [] if found is None else list(found.lines())
-    return [f"{'' if number else 'memory':13}{line}" for number, line in enumerate(table)]
+    if training and (kept := host_memory(config, beside_policy(config))) is not None:
+        table.append(kept.line())
+    lines = [f"{'' if number else 'memory':13}{line}" for number, line in enumerate(table)]
+    return [*lines, *(_disk(config) if training else [])]
+
+
+def _disk(config: Config) -> list[str]:
+    """What checkpoints take, where that is known."""
+    found = checkpoints(config, beside_policy(config))
+    short = [f"warning      {line}" for line in check_disk(config, beside_policy(config))]
+    return short if found is None else [f"disk         {found.line()}", *short]
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:

@@ -15,9 +15,9 @@ from rich.text import Text
 from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, Share, reduce, share
-from turnwise.rollout.agent_loops.openai_client import ERROR
+from turnwise.rollout.agent_loops.openai_client import ERROR, IGNORED
 from turnwise.rollout.episode import ENGINE_LOST
-from turnwise.rollout.tool_report import tool_reports, warnings
+from turnwise.rollout.tool_report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.source_report import Fitted, SourceReport, by_column, by_row, narrowest
 from turnwise.storage.transcript import visible
@@ -83,8 +83,7 @@ class EvalReport(Printable):
     def warnings(self) -> list[str]:
         """What a person should look at before believing the numbers."""
         found = [*warnings(tool_reports(self.trajectories)).values(), *_lost(self.trajectories)]
-        raised = agent_errors(self.trajectories)
-        return found if raised is None else [*found, raised]
+        return [*found, *filter(None, (agent_errors(self.trajectories), ignored_requests(self.trajectories)))]
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the trajectories, as plain values."""
@@ -256,8 +255,16 @@ def agent_errors(trajectories: Sequence[Trajectory]) -> str | None:
     raised = Counter(one.artifacts[ERROR] for one in trajectories if one.stop_reason is StopReason.AGENT_ERROR)
     if not raised:
         return None
-    why = f"most often {visible(raised.most_common(1)[0][0])}"
+    why = f"most often {visible(raised.most_common(1)[0][0][:LONGEST_ERROR])}"
     return f"the agent raised over what the policy wrote, {why}, in {raised.total()} of {len(trajectories)} episodes"
+
+
+def ignored_requests(trajectories: Sequence[Trajectory]) -> str | None:
+    """A sentence on what the agent's requests asked for and did not get."""
+    names = dict.fromkeys(text for one in trajectories for text in one.artifacts.get(IGNORED, ()))
+    if not names:
+        return None
+    return f"the agent asks for what is not done here (docs/agents-sdk.md): {visible(', '.join(names))}"
 
 
 _SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]

@@ -1,7 +1,8 @@
-"""What a user's file gets when it imports verl: the real one where it is installed, else our stand-ins for its parts.
+"""What a user's file gets when it imports verl: the real one where `import verl` works, else stand-ins for its parts.
 
 The stand-ins (turnwise/compat/verl) are found under verl's names only while a plug-in loads, never instead of a module
-that a real verl has. What neither has is answered with what to write instead.
+that such a verl has; a checkout in the current folder without what verl needs is none. What neither has is answered
+with what to write instead.
 """
 
 import contextlib
@@ -34,7 +35,10 @@ SERVED = {
     ),
     "small_parts": (
         "verl.utils", "verl.utils.rollout_trace", "verl.utils.fs", "verl.utils.tokenizer", "verl.utils.profiler",
+        "verl.utils.profiler.performance", "verl.utils.ray_utils", "verl.experimental.agent_loop.utils",
     ),
+    "tensors": ("verl.utils.torch_functional", "verl.utils.model"),
+    "schemas": ("verl.workers.rollout.schemas",),
     "reward_score": ("verl.utils.reward_score", "verl.trainer.ppo.reward"),
     "reward_gsm8k": ("verl.utils.reward_score.gsm8k",),
     "reward_math": ("verl.utils.reward_score.math_reward",),
@@ -91,52 +95,83 @@ class _StandIn(importlib.abc.Loader):
             vars(module)["__getattr__"] = found.__getattr__
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the stand-ins while a plug-in loads."""
+class _First(importlib.abc.MetaPathFinder):
+    """Finds the stand-ins where no verl can be imported: none is there, or a checkout without what it needs."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _TARGETS:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, _StandIn(_TARGETS[fullname]), is_package=True)
+        return None if fullname not in _TARGETS or _is_whole() else _spec(fullname)
 
 
-_finder = _Finder()
+class _Last(importlib.abc.MetaPathFinder):
+    """Finds the stand-ins for what a real verl lacks (interactions, in 0.8 and later)."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return None if fullname not in _TARGETS or _trying else _spec(fullname)
+
+
+def _spec(fullname: str) -> importlib.machinery.ModuleSpec:
+    return importlib.machinery.ModuleSpec(fullname, _StandIn(_TARGETS[fullname]), is_package=True)
+
+
+_first, _last = _First(), _Last()
 _lock = threading.RLock()
 _loading = 0
+_trying = False
+_whole: dict[str, bool] = {}
+"""Whether a verl can be imported, by where it lies."""
 
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """While this is open, imports of verl find the stand-ins where nothing else has the module.
+    """While this is open, imports of verl find a verl that can be imported, and else the stand-ins.
 
-    They come last where a verl is installed, so that only what it lacks is ours (interactions, in 0.8 and later).
-    Afterwards no `verl` of ours is left in `sys.modules`: what a plug-in imported, it keeps.
+    Where there is a real one, only what it lacks is ours. Afterwards no `verl` of ours is left in `sys.modules`: what a
+    plug-in imported, it keeps.
     """
     global _loading
     with _lock:
         _loading += 1
         if _loading == 1:
-            if _is_installed():
-                sys.meta_path.append(_finder)
-            else:  # first: a mere folder called verl would be taken for an empty package
-                sys.meta_path.insert(0, _finder)
+            sys.meta_path.insert(0, _first)
+            sys.meta_path.append(_last)
         try:
             yield
         finally:
             _loading -= 1
             if _loading == 0:
-                sys.meta_path.remove(_finder)
+                sys.meta_path.remove(_first)
+                sys.meta_path.remove(_last)
                 _forget()
 
 
-def _is_installed() -> bool:
-    """Whether there is a verl, or code that somebody else has put under its name."""
-    if "verl" in sys.modules:
+def _is_whole() -> bool:
+    """Whether there is a verl whose package can be imported, or code that somebody else has put under its name."""
+    global _trying
+    if _trying or ("verl" in sys.modules and not _is_ours(sys.modules["verl"])):
         return True
-    found = [finder.find_spec("verl", None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
-    return any(spec is not None and spec.origin is not None for spec in found)
+    others = [finder for finder in sys.meta_path if finder not in (_first, _last) and hasattr(finder, "find_spec")]
+    origins = [spec.origin for finder in others if (spec := finder.find_spec("verl", None)) is not None]
+    place = next((origin for origin in origins if origin is not None), None)
+    if place is None:  # a mere folder called verl would be taken for an empty package
+        return False
+    if place not in _whole:
+        ours = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_verl(name)}
+        _trying = True
+        try:
+            importlib.import_module("verl")
+            _whole[place] = True
+        except ImportError:  # a checkout, or an installation without what it needs
+            _whole[place] = False
+            for name in [name for name in sys.modules if _is_verl(name)]:
+                del sys.modules[name]
+        finally:
+            _trying = False
+            sys.modules.update(ours)
+    return _whole[place]
 
 
 def _forget() -> None:

@@ -26,11 +26,12 @@ TASK = Path(__file__).resolve().parent / "task.py"
 COLD_START = ("sft.batch_tokens=16384", "sft.lr=3e-4", "sft.warmup=20", "sft.min_reward=1", "training.save_every=0")
 """Three times over the demonstrations, at a learning rate that suits a model of this size."""
 RL = (
-    "training.groups=64", "training.group_size=8", "training.minibatches=2", "training.max_lag=1",
+    "training.groups=64", "training.group_size=8", "training.minibatches=2", "training.max_lag=0",
     "algorithm.old_logprobs=sampler", "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=5e-5",
     "learner.beta2=0.98", "learner.decay=linear", "learner.min_lr_ratio=0.1",
 )  # fmt: skip
-"""GRPO as DAPO has it: loss by token, a higher upper clip, no KL. Few updates, so Adam has a short memory."""
+"""GRPO as DAPO has it: loss by token, a higher upper clip, no KL. Few updates, so Adam has a short memory. Nothing is
+collected ahead: sampler and learner share an interpreter, and a step is shorter when they take turns."""
 SMOKE = (
     "rollout.max_tokens=96", "sampling.max_tokens=24", "eval.samples=2", "training.samples=8",
     "training.groups=2", "training.group_size=2", "training.minibatches=1", "learner.warmup=0",

@@ -20,9 +20,14 @@ def template_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.jinja") if not path.stem.endswith("_training"))
 
 
+def template_source(name: str) -> str:
+    """The template of this name."""
+    return (_folder() / f"{name}.jinja").read_text(encoding="utf-8")
+
+
 def save_tokenizer(name: str, folder: Path) -> Path:
     """The tokenizer with the template of this name."""
-    text, backend = (_folder() / f"{name}.jinja").read_text(encoding="utf-8"), _byte_level()
+    text, backend = template_source(name), _byte_level()
     end = next((token for token in _ENDS if token in text), "</s>")
     for token in sorted({*_CONTROL.findall(text), end}):
         backend.add_tokens([AddedToken(token, special=token not in _PLAIN, normalized=False)])

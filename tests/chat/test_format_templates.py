@@ -127,6 +127,15 @@ CASES = {
     ),
     "seed": Case(chatml("<seed:tool_call>", RESPONSE), (*CHATML, "<seed:tool_call>", "</seed:tool_call>"), IM_END),
     "minimax": Case(chatml("<minimax:tool_call>", RESPONSE), (*CHATML, *XML, "<minimax:tool_call>"), IM_END),
+    "minimax_m1": Case(chatml("<tool_calls>", RESPONSE), (*CHATML, *XML), IM_END),
+    "minimax_m3": Case(chatml("]<]minimax[>[<tool_call>", RESPONSE), (*CHATML, "]<]minimax[>["), IM_END),
+    "apriel": Case(chatml("<tool_calls>[...]", RESPONSE), (*CHATML, *XML), IM_END),
+    "granite": Case(chatml("<|tool_call|>[...]", RESPONSE), (*CHATML, *XML, "<|tool_call|>"), IM_END),
+    "phi4_mini": Case(chatml("functools[...]", RESPONSE), (*CHATML, *XML, "<|tool_call|>", "<|/tool_call|>"), IM_END),
+    "lfm2": Case(
+        chatml("<|tool_list_start|>", RESPONSE), (*CHATML, *XML, "<|tool_call_start|>", "<|tool_call_end|>"), IM_END
+    ),
+    "pythonic": Case(chatml("[func_name1(params)]", RESPONSE), (*CHATML, *XML), IM_END),
     "deepseek_v4": Case(chatml("<｜DSML｜tool_calls>", RESPONSE), (*CHATML, *XML, "｜DSML｜"), IM_END),
     "glm": Case(
         GLM, ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>", *XML),

@@ -26,8 +26,8 @@ class Nodes:
         self.others = [self.add(), self.add()]
         self.address: str = self.cluster.address
 
-    def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, object_store_memory=STORE)
+    def add(self, cpus: int = 2) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
 
     def remove(self, node: Any) -> None:
         """As a machine that is switched off."""

@@ -124,7 +124,8 @@ def test_a_rank_that_is_stopped_is_noticed_and_ended(nodes: Any) -> None:
 def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_path: Path, nodes: Any) -> None:
     """That of the first rank, where the learner's own actor is too, or that of the other."""
     alone = run(tmp_path, io.StringIO(), "run=alone", "training.steps=3")
-    nodes.add()
+    for _ in range(3):
+        nodes.add(4)  # larger than the head, which the loop is connected to and which cannot be switched off
 
     def switch_off() -> None:
         held = [one for one in nodes.cluster.list_all_nodes() if nodes.actors("RankActor", one)]
@@ -139,6 +140,7 @@ def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_
         "training.save_every=1",
         f"cluster.address={nodes.address}",
         *RANKS,
+        "cluster.learner_cpus=3",
     )
     text = said.getvalue()
     assert there.rewards == alone.rewards and there.reason == "all 3 steps done", text

@@ -127,7 +127,7 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
     async def main() -> tuple[list[str | None], list[str]]:
         notes: list[str] = []
         values = []
-        listens = hearing(cluster, notes.append, silent_seconds=4.0)
+        listens = hearing(cluster, notes.append, hang_seconds=4.0)
         async with listens as connection, ClusterPool(cluster, config, 1000) as pool:
             session = pool.session(seed=7)
             other = pool.session(seed=8)

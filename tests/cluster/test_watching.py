@@ -89,13 +89,18 @@ class FakeLearner:
         self.score = Method(lambda *_: errors().ActorUnavailableError("its node does not answer", b"0" * 16))
 
 
-def learner_of(fails: list[Exception | None], said: list[str]) -> ActorLearner:
+def learner_of(fails: list[Exception | None], said: list[str], waits: tuple[bool, ...] = ()) -> ActorLearner:
     def get(ref: Any) -> Any:
         if isinstance(ref, Exception):
             raise ref
         return ref
 
-    ray = SimpleNamespace(exceptions=errors(), kill=lambda actor: None, get=get, wait=lambda refs, timeout: ([], refs))
+    late = iter(waits)
+
+    def wait(refs: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return ([], refs) if next(late, False) else (refs, [])
+
+    ray = SimpleNamespace(exceptions=errors(), kill=lambda actor: None, get=get, wait=wait, nodes=lambda: [])
     connection = Connection(configure("cluster=ray").cluster, ray)
     made = ActorLearner(connection, lambda: FakeLearner(fails.pop(0)), said.append, 1800.0)
     made.start()
@@ -110,6 +115,16 @@ def test_all_that_follows_from_one_loss_of_the_learner_counts_as_one(monkeypatch
     learner = learner_of([None, *died, None], said)
     learner.revive(learner._actor, EngineLost("the learner went away (ActorUnavailableError)"))
     assert learner.losses == 1 and "it goes on from the start" in said[-1], said
+    learner.close()
+
+
+def test_a_learner_that_waits_for_room_says_so() -> None:
+    said: list[str] = []
+    learner = learner_of([None], said, waits=(True, True))
+    assert (
+        said
+        == ["the learner waits for a node with room: the cluster has 0 node(s), 0 CPUs, 0 GPUs, not all of it free"] * 2
+    )
     learner.close()
 
 

@@ -121,6 +121,18 @@ class Model:
                 yield spoiled if isinstance(spoiled, bytes) else b"data: " + json.dumps(spoiled).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
 
+    def called_by_name(self, method: str, given: dict[str, str]) -> Response:
+        """A method of both workers."""
+        if method == "turnwise_marked":
+            return (
+                JSONResponse({"error": "no such method"}, 500)
+                if self.old
+                else JSONResponse({"results": [self.label or ""] * 2})
+            )
+        self.load(given.get("folder") or given["weights_path"])
+        self.label = given.get("label", self.label)
+        return JSONResponse({"results": [None] * 2})
+
     def load(self, folder: str) -> None:
         self.weights = int(Path(folder, "weights").read_text())
 
@@ -179,6 +191,8 @@ def vllm_app(model: Model) -> Starlette:
     async def completions(request: Request) -> Response:
         body = await request.json()
         model.asked.append(body)
+        if body["model"] not in {"policy", *model.adapters}:
+            return JSONResponse({"error": {"message": "no such model", "code": 404}}, 404)
         weights = model.adapters.get(body["model"], model.weights)
         if max(body["prompt"]) >= VOCABULARY:
             return JSONResponse({"error": {"message": "out of vocabulary", "code": 400}}, 400)
@@ -196,14 +210,8 @@ def vllm_app(model: Model) -> Starlette:
         path = request.url.path
         model.called.append(path)
         body = json.loads(await request.body() or b"{}")
-        if path == "/collective_rpc" and body["method"] == "turnwise_marked":
-            if model.old:
-                return JSONResponse({"error": "no such method"}, 500)
-            return JSONResponse({"results": [model.label or ""] * 2})
         if path == "/collective_rpc":
-            given = body["kwargs"]
-            model.load(given.get("folder") or given["weights_path"])
-            model.label = given.get("label", model.label)
+            return model.called_by_name(body["method"], body.get("kwargs", {}))
         if path == "/v1/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/v1/unload_lora_adapter":
@@ -253,6 +261,8 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
             likeliest = -0.5 if model.unscaled or sampling["temperature"] == 1.0 else -4.6
             return JSONResponse({"meta_info": {"output_top_logprobs": [[[likeliest, 2, None]]]}})
         model.asked.append(body)
+        if body.get("lora_path", "") not in {"", *model.adapters}:
+            return JSONResponse({"error": {"message": "no such adapter"}}, 400)
         weights = model.adapters.get(body.get("lora_path", ""), model.weights)
 
         async def made() -> AsyncIterator[dict[str, Any]]:
@@ -277,6 +287,8 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
                 return JSONResponse({"success": False, "message": "no such folder"})
             model.load(body["model_path"])
             model.label = body["weight_version"]
+        if path == "/update_weight_version":
+            model.label = body["new_version"]
         if path == "/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/unload_lora_adapter":
@@ -287,7 +299,7 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
         settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
         return JSONResponse({"model_path": model.path} | told() if "model" in request.url.path else settings)
 
-    paths = ("/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter",
+    paths = ("/update_weights_from_disk", "/update_weight_version", "/load_lora_adapter", "/unload_lora_adapter",
              "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
     return Starlette(routes=[
         Route("/health", lambda _: Response(status_code=200)), Route("/get_model_info", info),

@@ -51,6 +51,33 @@ def test_what_is_said_is_done():
     assert choose(configure("engine=scripted", "engine.script=[x]")).engine == "scripted"
 
 
+SMALL = Seen((Gpu("NVIDIA L4", 24 * 10**9),))
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "together"),
+    [
+        ([], NONE, 128),  # on a CPU
+        ([], SMALL, 256),
+        ([], ONE, 1024),
+        (["engine.replicas=2"], TWO, 2048),
+        (["engine.max_batch=100"], ONE, 100),
+        (["engine.server_options=[--max-num-seqs, '512']"], ONE, 512),
+        (["engine.server_options=['--max_num_seqs=32']", "engine.max_batch=100"], ONE, 32),  # what is said last holds
+        (["engine.servers=[http://a:1, http://b:1, http://c:1]"], NONE, 768),
+    ],
+)
+def test_servers_get_twice_as_many_episodes_as_they_decode_together(said, seen, together):
+    found = choose(configure("task=null", "data.eval_files=[x]", "engine=vllm_server", *said), seen)
+    assert (found.max_batch, found.episodes) == (together, 2 * together)
+    assert (
+        choose(
+            configure("task=null", "data.eval_files=[x]", "engine=vllm_server", *said, "rollout.concurrency=9"), seen
+        ).episodes
+        == 9
+    )
+
+
 def test_the_sampler_is_beside_the_learner():
     assert choose(configure("learner.device=cuda:1"), TWO).device == "cuda:1"
     assert choose(configure("learner.device=cpu"), TWO).device == "cuda:0"

@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_facts_are_the_same_whoever_computes_the_model(file: Path) -> None:
             model_facts(source, choose_implementation(source, wanted))
             for wanted in (Wanted.native, Wanted.transformers)
         ]
-        assert found[0] == found[1]
+        assert replace(found[0], tensors=()) == replace(found[1], tensors=())  # native fuses some
     assert found[0].vocab_size == CONFIG.vocab_size and found[0].context_length == CONFIG.context_length
     assert found[0].cached_numbers == CONFIG.num_layers * 2 * CONFIG.num_kv_heads * CONFIG.head_dim
 

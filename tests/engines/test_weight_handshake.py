@@ -13,6 +13,7 @@ from inference_servers import VOCABULARY, Model, logprob, sglang_app, vllm_app
 from turnwise.assemble import make_renderer
 from turnwise.compose import configure
 from turnwise.engines.opening import open_sampler
+from turnwise.engines.opening_foreign import check_foreign
 from turnwise.engines.samplers.inference_server import InferenceServer, OtherWeights
 from turnwise.engines.samplers.replicas import MOST_RESTARTS, Replicas
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
@@ -21,7 +22,7 @@ from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.samplers.sglang_server import SglangServer
 from turnwise.engines.samplers.vllm_server import VllmServer
 from turnwise.engines.updates import Adapter, WeightsFolder
-from turnwise.errors import EngineError, EngineLost
+from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.serving import serving_beside
 from turnwise.types import Completion, VersionRun
 
@@ -153,7 +154,7 @@ def test_what_a_turn_wrote_before_an_update_is_vouched_for_before_the_update(kin
     played(kind, work)
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_of_a_server_that_was_exchanged_is_given_again(kind: str, tmp_path: Path) -> None:
     async def work(
         server: InferenceServer, replicas: Replicas, address: Address, first: Model, said: list[str]
@@ -234,6 +235,8 @@ def test_another_model_is_refused_before_weights_are_pushed(kind: str, tmp_path:
             words = f"serves another model: {layers + 1} layers where the policy has {layers}; start it with"
             with pytest.raises(EngineError, match=words):
                 await open_sampler(there, renderer, lambda text: None)
+            with pytest.raises(ConfigError, match=f"engine.servers: server 0 .*{words}"):
+                await check_foreign(there)
             assert model.called == [] and model.asked == []
             model.sizes, model.path = {"num_hidden_layers": layers}, "m"
             opened = await open_sampler(there, renderer, lambda text: None)

@@ -88,14 +88,23 @@ def test_a_dry_run_refuses_what_training_would(folder: Path) -> None:
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
-    """A server that says it is well, and keeps what else it is asked."""
+    """A server that says it is well and what it is, and keeps what it is asked."""
 
     asked: ClassVar[list[str]] = []
+    answers: ClassVar[dict[str, Any]] = {
+        "/v1/models": {"data": [{"id": "policy", "max_model_len": 64}]},
+        "/server_info": {"vllm_config": {
+            "model_config": {"logprobs_mode": "processed_logprobs"}, "device_config": {"device": "cuda"},
+            "parallel_config": {"worker_extension_cls": ""},
+        }},
+    }  # fmt: skip
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        path = self.path.partition("?")[0]
+        self.asked.append(f"{self.command} {path}")
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(json.dumps(self.answers.get(path)).encode())
 
     do_POST = do_GET
 
@@ -110,7 +119,7 @@ def test_a_dry_run_gives_running_servers_no_other_weights(folder: Path) -> None:
         code, said = command("train", "--dry-run", *attached, *SMALL[:-1], cwd=folder)
         server.shutdown()
     assert code == 2 and "would give the servers of engine.servers other weights" in said, said
-    assert set(Healthy.asked) == {"/health"}
+    assert {asked.split()[0] for asked in Healthy.asked} == {"GET"} and "GET /health" in Healthy.asked
 
 
 def test_an_estimate_counts_what_is_left_and_says_what_it_does_not_know() -> None:

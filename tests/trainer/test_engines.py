@@ -22,7 +22,7 @@ from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.threads import UNPADDED
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.trainer.collecting import Collected, Groups
-from turnwise.trainer.engines import Engines
+from turnwise.trainer.engines import Engines, memory_held
 from turnwise.training import kl
 from turnwise.training.sequences import to_sequences
 
@@ -117,6 +117,14 @@ def test_the_sampler_sleeps_while_the_learner_learns(
     assert {asleep for asleep, _ in learner.seen} == {take_turns}
     assert not take_turns or {held for _, held in learner.seen} == {0}
     assert metrics.keys() == {"gpu/idle_share"} and 0.0 <= metrics["gpu/idle_share"] < 1.0
+
+
+def test_memory_held_is_what_the_card_has_lost() -> None:
+    """What was reserved at the peak, used or not, and all that PyTorch has no part in."""
+    gib = 2**30
+    total, reserved, outside = 140 * gib, 130 * gib, 2 * gib
+    assert memory_held(134 * gib, reserved, total - reserved - outside, total) == 136 * gib
+    assert memory_held(gib, 3 * gib, total, total) == gib  # counters of two moments
 
 
 async def one_step(engines: Engines, prepared: Prepared) -> Collected:

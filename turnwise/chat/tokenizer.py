@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.chat.bounded_jinja import install
 from turnwise.errors import TemplateError, one_line, unknown
 
 
@@ -34,6 +35,7 @@ class Tokenizer:
             PreTrainedTokenizerFast,
         )  # imports torch: only when a tokenizer is really needed
 
+        install()
         name = name or str(folder)
         try:
             # Said aloud: where nothing is said, the library asks on the terminal whether it may run a model's code.

@@ -8,17 +8,20 @@ from typing import Any
 from turnwise.assemble import Prepared, endpoint_context, sample_per_route, token_context
 from turnwise.chat.tool_format import ToolFormat, load_format
 from turnwise.checks.findings import Outcome, Report
+from turnwise.config import RolloutConfig
 from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
 from turnwise.ledger import origin_counts
+from turnwise.report import ignored_requests
+from turnwise.rollout.agent_loops.openai_client import ERROR
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
 
 SECONDS = 60.0
 """For all of it; a judge may be slow, but a person waits for the start."""
-ANSWER = "#### 0"
+ANSWER = RolloutConfig.scripted_answer
 TIMED_OUT = "scripted rollout"
 """The check that ran out of time."""
 
@@ -49,6 +52,8 @@ async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
         if trajectory.stop_reason is StopReason.FAILED:
             report.add(name, Outcome.ERROR, trajectory.failure or "it failed")
             continue
+        for doubt in _doubts(trajectory, prepared.config.rollout.scripted_answer):
+            report.add(name, Outcome.WARNING, doubt)
         problem = _problem(trajectory)
         turns = f"{len(trajectory.every_turn)} turns, {trajectory.stop_reason}"
         report.add(name, Outcome.ERROR if problem else Outcome.OK, problem or turns)
@@ -57,7 +62,7 @@ async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
 
 
 async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> None:
-    source = trajectory.sample.data_source
+    source, answer = trajectory.sample.data_source, prepared.config.rollout.scripted_answer
     scorer = prepared.scoring.scorers[source]
     name, spec = f"scorer of {source}", getattr(scorer, "__qualname__", type(scorer).__name__)
     before = copy.deepcopy((trajectory.messages, trajectory.turns, trajectory.branches, trajectory.segments))
@@ -68,13 +73,24 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
     except ScoringFailed as error:
         report.add(name, Outcome.ERROR, f"{spec} cannot score: {error}")
     except Exception as error:  # a scorer is a user's code
-        text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
+        text = (
+            f"{spec} raised {type(error).__name__}: {error} (for the answer {answer!r:.80} to {trajectory.sample.id})"
+        )
         report.add(name, Outcome.ERROR, text)
     else:
         if before != (trajectory.messages, trajectory.turns, trajectory.branches, trajectory.segments):
             report.add(name, Outcome.ERROR, f"{spec} changes the messages, turns or tokens that it is given to read")
             return
-        report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {ANSWER!r}")
+        report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {answer!r:.80}")
+
+
+def _doubts(trajectory: Trajectory, answer: str) -> list[str]:
+    """What an agent of the user's made of an answer that was not written for it, and asked for in vain."""
+    found = [ignored_requests([trajectory])]
+    if trajectory.stop_reason is StopReason.AGENT_ERROR:
+        raised = trajectory.artifacts[ERROR]
+        found.append(f"the agent raised over the scripted answer {answer!r:.80} (rollout.scripted_answer): {raised}")
+    return [text for text in found if text is not None]
 
 
 def _problem(trajectory: Trajectory) -> str | None:
@@ -97,7 +113,9 @@ def _context(prepared: Prepared) -> RolloutContext:
     call_format = load_format(config.chat.tool_format) if renderer is None else renderer.call_format
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
-        return endpoint_context(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
+        return endpoint_context(
+            prepared, lambda tools: _ScriptedEndpoint([call] if tools else [], config.rollout.scripted_answer)
+        )
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
     sampler = ScriptedSampler(
@@ -112,11 +130,12 @@ def _context(prepared: Prepared) -> RolloutContext:
 
 def _script(prepared: Prepared, call: str) -> Script:
     thought = prepared.renderer.template.thought if prepared.renderer else ""
+    answer = prepared.config.rollout.scripted_answer
     calling = {sample.id for route, sample in sample_per_route(prepared).items() if route.tools}
 
     def say(request: ScriptRequest) -> str:
         opened = bool(thought) and request.tokenizer.decode(request.token_ids[-8:]).endswith(thought)
-        line = call if request.turn == 0 and request.noise.sample in calling else ANSWER
+        line = call if request.turn == 0 and request.noise.sample in calling else answer
         return request.call_format.render_thought("hm", is_open=True) + line if opened else line
 
     return say
@@ -136,10 +155,10 @@ def harmless_call(call_format: ToolFormat, tools: Sequence[str]) -> str:
 class _ScriptedEndpoint:
     """Says these lines, then the answer."""
 
-    def __init__(self, lines: Sequence[str]) -> None:
-        self._left = list(lines)
+    def __init__(self, lines: Sequence[str], answer: str) -> None:
+        self._left, self._answer = list(lines), answer
 
     async def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **_: Any) -> EndpointReply:
         """The next line."""
-        line = self._left.pop(0) if self._left else ANSWER
+        line = self._left.pop(0) if self._left else self._answer
         return EndpointReply(line, [], FinishReason.STOP, 1, 1, "scripted")

@@ -7,6 +7,7 @@ from turnwise.config import Config
 from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
 from turnwise.engines.devices import rank_devices, seen_by_learner
+from turnwise.engines.host_memory import check_disk, check_host_memory
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.server_gpus import check_apart
 from turnwise.errors import ConfigError, DataError
@@ -58,6 +59,9 @@ def check_training(config: Config) -> None:
     rank_devices(config, None if alone else seen_by_learner(config), samples=alone)
     check_apart(config)
     memory_here(config, beside_policy(config))
+    if alone:  # each node of a cluster has memory of its own
+        check_host_memory(config, beside_policy(config))
+    tuple(check_disk(config, beside_policy(config)))  # what it warns of is in the plan
 
 
 def check_fine_tuning(config: Config) -> None:
@@ -74,6 +78,8 @@ def check_fine_tuning(config: Config) -> None:
         )
     rank_devices(config, samples=False)
     memory_here(config, Training(), samples=False)
+    check_host_memory(config, Training())
+    tuple(check_disk(config, Training()))
 
 
 def total_updates(config: Config) -> int:

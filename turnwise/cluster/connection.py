@@ -83,13 +83,18 @@ class Connection:
     listeners: list[Say] = field(default_factory=list)
     services: dict[str, Any] = field(default_factory=dict)
     """Sets of actors that several parts of a run share, by what they do."""
-    silent_seconds: float = SILENT_SECONDS
-    """After so long without a sign of life a scorer or a sandbox is lost."""
+    hang_seconds: float = SILENT_SECONDS
+    """After so long without a sign of life an actor is lost that opens: to read a model keeps its threads waiting."""
     log: RayLog = field(default_factory=RayLog)
     watchdog: Watchdog = field(init=False)
 
     def __post_init__(self) -> None:
         self.watchdog = Watchdog(self.ray)
+
+    @property
+    def silent_seconds(self) -> float:
+        """The same of one that works, but the learner's own."""
+        return min(SILENT_SECONDS, self.hang_seconds)
 
     def say(self, text: str) -> None:
         """Tell everybody who listens."""
@@ -248,11 +253,11 @@ async def joined(config: ClusterConfig, ranks: int = 1) -> Connection:
 
 @contextlib.asynccontextmanager
 async def hearing(
-    config: ClusterConfig, say: Say, ranks: int = 1, silent_seconds: float = SILENT_SECONDS
+    config: ClusterConfig, say: Say, ranks: int = 1, hang_seconds: float = SILENT_SECONDS
 ) -> AsyncIterator[Connection]:
     """The connection, and what happens there is said while the block runs."""
     connection = await joined(config, ranks)
-    connection.silent_seconds = min(SILENT_SECONDS, silent_seconds)
+    connection.hang_seconds = hang_seconds
     say(connection.describe())
     connection.listeners.append(say)
     try:

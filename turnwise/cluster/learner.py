@@ -111,11 +111,20 @@ class ActorLearner:
         """Make the actor; waits until a node has room for it and the model is loaded."""
         self._actor = actor = self._make()
         with self.connection.calling("the learner"):
-            self.connection.ray.get(ask_beat(actor))
+            self._await_place(ask_beat(actor))
         self.connection.watchdog.watch(actor, self._hang_seconds, lambda words: self._end_silent(actor, words))
         facts: LearnerFacts = self._ask("open")
         self._facts = facts
         return facts
+
+    def _await_place(self, beat: Any) -> None:
+        """Nothing is lost by waiting for a node, but it must be known."""
+        connection = self.connection
+        while not connection.ray.wait([beat], timeout=connection.config.wait_seconds)[0]:
+            self._say(
+                f"the learner waits for a node with room: the cluster has {connection.room()}, not all of it free"
+            )
+        connection.ray.get(beat)
 
     @property
     def facts(self) -> LearnerFacts:

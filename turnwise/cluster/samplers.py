@@ -80,22 +80,24 @@ class ActorSampler:
                 self._actor.ping.remote(), lambda: f"{self.name} waits for a node with room: the cluster has {room()}"
             )
             self.placed = True
-            self._watch(self._actor)
+            self._watch(self._actor, self._connection.hang_seconds)
             facts: SamplerFacts = await patiently(
                 self._actor.open.remote(), lambda: f"{self.name} still loads its model on {node}"
             )
+        self._watch(self._actor, self._connection.silent_seconds)
         self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
         self._collecting = asyncio.create_task(self._collect(self._actor))
         return facts
 
-    def _watch(self, actor: Any) -> None:
+    def _watch(self, actor: Any, limit: float) -> None:
         """One that stands still is ended, also while it loads its model: then it is lost as any other."""
 
         def silent(words: str) -> None:
+            self._connection.say(f"{self.name} {words} and is ended")
             self._connection.kill(actor)
 
-        self._connection.watchdog.watch(actor, self._connection.silent_seconds, silent)
+        self._connection.watchdog.watch(actor, limit, silent)
 
     def _present(self) -> Any:
         """The actor; EngineLost between the end of one and the start of another."""

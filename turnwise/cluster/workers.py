@@ -121,8 +121,8 @@ class Workers:
     def _fill(self, worker: Worker) -> None:
         worker.starting = asyncio.create_task(self._start(worker))
 
-    def _watch(self, worker: Worker, actor: Any) -> None:
-        loop, limit, name = asyncio.get_running_loop(), self._connection.silent_seconds, f"{self._kind} {worker.number}"
+    def _watch(self, worker: Worker, actor: Any, limit: float) -> None:
+        loop, name = asyncio.get_running_loop(), f"{self._kind} {worker.number}"
 
         def silent(words: str) -> None:
             error = EngineLost(f"{name} {words}")
@@ -147,8 +147,9 @@ class Workers:
                     waits = lambda: f"{name} waits for a node with room: the cluster has {room()}"  # noqa: E731
                     await patiently(ask_beat(actor), waits)
                     worker.placed = True
-                    self._watch(worker, actor)
+                    self._watch(worker, actor, self._connection.hang_seconds)
                     await patiently(actor.open.remote(), lambda: f"{name} is placed and still opens")
+                    self._watch(worker, actor, self._connection.silent_seconds)
                 break
             except (EngineLost, SandboxLost) as error:
                 self._connection.kill(actor)  # it may live, and hold its place

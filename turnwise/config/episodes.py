@@ -23,6 +23,12 @@ class RolloutConfig:
     client: str | None = None
     """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
     function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
+    client_env: list[str] = field(default_factory=list, metadata=only("rollout.client", "*"))
+    """Variables that a program (`exec:`) gets beside PATH, HOME, LANG and the like. Set what your agent needs, such as
+    [SEARCH_KEY, HTTPS_PROXY]; nothing else of the run's environment reaches it."""
+    scripted_answer: str = "#### 0"
+    """What the model's stand-in answers when a run is tried before it begins. Set it where an agent or a scorer reads
+    only answers of a form of its own, such as '{"answer": 0}'."""
     tools: list[str] = field(default_factory=list)
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""
@@ -65,7 +71,9 @@ class RolloutConfig:
     """Seconds for one call of any tool; null uses each tool's own. Set it to bound tools that declare none."""
     concurrency: int | None = knob(None, at_least(1))
     """Episodes under way at once; null takes 256, and twice engine.max_batch on a GPU, so that it has work while tools
-    run. Lower it when tools, users or an endpoint cannot serve as many."""
+    run. With vLLM and SGLang it is twice what their servers decode together: engine.max_batch or their own option, else
+    1,024 a server on a GPU of 70 GiB or more and 256 on a smaller one. Lower it when tools, users or an endpoint cannot
+    serve as many."""
     max_failures: float = knob(0.5, share())
     """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far. Lower it
     when no failure is normal, raise it when a service is known to be shaky."""
@@ -121,8 +129,9 @@ class ScoringConfig:
     workers: int = knob(0, at_least(0, 4096), only("scoring.run", "pool", "http"))
     """Processes of the pool, or requests under way; 0 takes the number of cores, and 32 requests. Raise it when scoring
     is what a step waits for."""
-    timeout: float = knob(30.0, duration(), only("scoring.run", "pool", "http", "batch"))
-    """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites."""
+    timeout: float = knob(30.0, duration())
+    """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites. With
+    `inline` it is twenty times as long, since waiting for a sandbox or a judge counts, and one that blocks goes on."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
     agent_error: float | None = knob(0.0, any_number(), only("rollout.client", "*"))

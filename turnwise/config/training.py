@@ -65,9 +65,10 @@ class TrainingConfig:
     max_lag: int = knob(0, at_least(0))
     """Steps by which collection may run ahead of the weights; 0 is on-policy. With 0 every episode is written by the
     newest weights; with 1 the next step's episodes are collected while this step's are trained on, so that a step takes
-    the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers. Each
-    further step makes episodes staler (staleness/* on the board); algorithm.correction weighs that by itself. Lower it
-    when the reward falls or the log-prob gap grows."""
+    the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers, or
+    where sampler and learner run in processes of their own (several GPUs, a cluster); on one GPU they share an
+    interpreter, and 1 made a step 1.4 times as long as 0. Each further step makes episodes staler (staleness/* on the
+    board); algorithm.correction weighs that by itself. Lower it when the reward falls or the log-prob gap grows."""
     replay_groups: int = knob(0, at_least(0))
     """Recorded groups that later steps may train on again (a replay buffer); 0 keeps none. Those whose rewards differ
     most are kept. Set it, a few times training.groups, when episodes are dear."""
@@ -86,7 +87,8 @@ class TrainingConfig:
     eval_every: int = knob(10, at_least(0))
     """Steps between evaluations; 0 evaluates before and after only. Lower it to see where learning turns."""
     save_every: int = knob(10, at_least(0))
-    """Steps between checkpoints; 0 saves at the end only. Lower it when a lost hour would hurt."""
+    """Steps between checkpoints; 0 saves at the end only, which every run does. The plan says what they take of the
+    disk, and a run whose last one has no room is refused. Lower it when a lost hour would hurt."""
     keep: int = knob(2, at_least(1))
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
     ship: Ship = Ship.best
@@ -229,7 +231,8 @@ class LearnerConfig:
     optimizer: OptimizerName = OptimizerName.adamw
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
     offload: Offload = Offload.none
-    """What stays in the CPU's memory while it is not needed. Set it to `optimizer` for models too large for the GPU."""
+    """What lies in the CPU's memory instead of the GPU's. Set it to `optimizer` for models too large for the GPU, on a
+    machine with 18 to 24 bytes of free memory for every trained weight; try `learner.optimizer=adamw8bit` first."""
     processes: int = knob(1, at_least(1, 1024))
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""

@@ -14,6 +14,8 @@ CPU_BATCH, GPU_BATCH = 64, 1024
 """Sequences decoded together."""
 EPISODES = 256
 """Under way at once, where no GPU waits for them."""
+SERVER_BATCH, LARGE_SERVER_BATCH, LARGE_GPU = 256, 1024, 70 * 2**30
+"""Sequences that vLLM decodes together where nobody says how many: on any GPU, and on one with so many bytes."""
 LEAST_CAPABILITY = 8
 """Of a GPU: the first number of its compute capability."""
 TOKEN_BUDGET = 8192
@@ -123,9 +125,10 @@ def choose(config: Config, seen: Seen | None = None) -> Chosen:
         device = device_of(config.learner.device if config.learner.device.startswith("cuda") else "cuda", seen)
         most = engine.max_batch or GPU_BATCH
     on_gpu = device != "cpu"
-    theirs = (
-        name in FOREIGN and (seen_by_sampler(config) if seen is None else seen).gpus
-    )  # which they take by themselves
+    theirs: tuple[Gpu, ...] = ()
+    if name in FOREIGN:  # which take their GPUs by themselves
+        theirs = (seen_by_sampler(config) if seen is None else seen).gpus
+        most = _server_batch(config, theirs)
     return Chosen(
         engine=name,
         why=why,
@@ -133,8 +136,27 @@ def choose(config: Config, seen: Seen | None = None) -> Chosen:
         precision=config.model.precision or _narrow_on("cuda" if theirs else device),
         batch_invariant=not on_gpu if engine.batch_invariant is None else engine.batch_invariant,
         max_batch=most,
-        episodes=config.rollout.concurrency or (2 * most if on_gpu else EPISODES),
+        episodes=config.rollout.concurrency or (2 * most if on_gpu or name in FOREIGN else EPISODES),
     )
+
+
+def _server_batch(config: Config, gpus: tuple[Gpu, ...]) -> int:
+    """Sequences that all servers of vLLM or SGLang decode together: as they are told, else as vLLM does by itself."""
+    from turnwise.engines.server_gpus import named_options  # which needs this file
+
+    engine = config.engine
+    told = {name.replace("_", "-"): value for name, value in named_options(engine.server_options)}
+    given = next((told[name] for name in ("--max-num-seqs", "--max-running-requests") if name in told), "")
+    each = SERVER_BATCH
+    if engine.max_batch or given.isdecimal():
+        each = int(given) if given.isdecimal() else engine.max_batch or 0
+    elif not gpus and not engine.servers:
+        each = EPISODES // 2
+    elif gpus and min(gpu.memory for gpu in gpus) >= LARGE_GPU:
+        each = LARGE_SERVER_BATCH
+    servers = 1 if engine.name == EngineName.vllm else len(engine.servers) or engine.replicas
+    samplers = 1 if config.cluster.name is ClusterName.none else config.cluster.samplers
+    return max(1, each) * servers * samplers
 
 
 def device_of(wanted: str, seen: Seen | None = None) -> str:

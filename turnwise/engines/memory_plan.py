@@ -12,7 +12,7 @@ from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.engines.model.loading import ModelFacts
+    from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
 
 OVERHEAD = 2 * 2**30
 """What CUDA itself, cuBLAS, the graphs and the gaps between blocks take."""
@@ -164,12 +164,8 @@ def memory_here(
     where = chosen.device if on_gpu else learner
     if where == "cpu":
         return None
-    from turnwise.engines.model.loading import choose_implementation, model_facts
-
-    source = find_model(config.model.path, config.model.trust_remote_code)
-    choice = choose_implementation(source, config.model.implementation)
-    facts = model_facts(source, choice)
-    size = _size_of(facts)
+    choice, facts = _model_of(config)
+    size = size_of(facts)
     if size is None:
         return None
     length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
@@ -181,7 +177,20 @@ def memory_here(
     return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
 
 
-def _size_of(facts: "ModelFacts") -> ModelSize | None:
+def _model_of(config: Config) -> "tuple[ImplementationChoice, ModelFacts]":
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    source = find_model(config.model.path, config.model.trust_remote_code)
+    choice = choose_implementation(source, config.model.implementation)
+    return choice, model_facts(source, choice)
+
+
+def facts_of(config: Config) -> "ModelFacts":
+    """Of the config's model; no weight is read."""
+    return _model_of(config)[1]
+
+
+def size_of(facts: "ModelFacts") -> ModelSize | None:
     """None where a config.json does not tell what a cache holds."""
     if facts.cached_numbers is None or facts.hidden_size is None:
         return None
@@ -192,16 +201,13 @@ def _size_of(facts: "ModelFacts") -> ModelSize | None:
 
 def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
     """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
-    from turnwise.engines.model.loading import choose_implementation, model_facts
-
     seen = look()
     samples = config.engine.name in IN_PROCESS and not (chosen := choose(config, seen)).on_gpu
     learns = training is not None and device_of(config.learner.device, seen) == "cpu"
     if not (samples or learns):
         return
-    source = find_model(config.model.path, config.model.trust_remote_code)
-    facts = model_facts(source, choose_implementation(source, config.model.implementation))
-    size = _size_of(facts)
+    facts = facts_of(config)
+    size = size_of(facts)
     if size is None:
         yield "the CPU's: config.json does not tell what the model takes"
         return

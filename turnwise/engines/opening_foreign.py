@@ -37,6 +37,7 @@ from turnwise.engines.server_gpus import devices_of, named_options
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
+from turnwise.sandbox.resources import raise_descriptors
 from turnwise.storage.run_dir import SERVERS, run_folder
 
 API_KEY_ENV = "TURNWISE_ENGINE_KEY"
@@ -60,6 +61,7 @@ async def open_foreign(config: Config, renderer: Renderer, say: Say) -> OpenSamp
     from turnwise.engines.samplers.threads import usable_cores
 
     check_settings(config)
+    raise_descriptors()  # every turn under way is a connection
     source, capabilities = model_source(config), _capabilities(config)
     decode = renderer.tokenizer.decode
     vocabulary = vocabulary_of(source, renderer.tokenizer.vocab_size)
@@ -197,7 +199,8 @@ async def check_foreign(config: Config) -> str:
                 raise ConfigError(f"engine.servers: {url} does not serve: {error}") from error
             finally:
                 await client.close()
-        return f"{len(engine.servers)} server(s) answer"
+        await _check_attached(config)
+        return f"{len(engine.servers)} server(s) answer, with the model of model.path and all that is asked of them"
     python = _python(config)
     seek = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     process = await asyncio.create_subprocess_exec(python, "-c", seek, stdin=asyncio.subprocess.DEVNULL)
@@ -207,6 +210,22 @@ async def check_foreign(config: Config) -> str:
         )
         raise ConfigError(f"engine={engine.name}: {python} has no package {package}; {mend} (docs/engines.md)")
     return f"{python} has {package}"
+
+
+async def _check_attached(config: Config) -> None:
+    """What a run would refuse of servers that run, another model among it; they are given nothing."""
+    source = model_source(config)
+    servers = _servers(
+        config, source, _capabilities(config), lambda text: None,
+        vocabulary=vocabulary_of(source, 1), decode=lambda ids: "", sees=False,
+    )  # fmt: skip
+    for server in servers:
+        try:
+            await server.start()
+        except EngineError as error:
+            raise ConfigError(f"engine.servers: {error}") from error
+        finally:
+            await server.close()
 
 
 def shared_place(config: Config) -> Path | None:

@@ -56,7 +56,7 @@ def verl_loop(kind: type, kwargs: Mapping[str, Any]) -> Callable[[Conversation],
         raise PluginError(f"agent loop class {kind.__qualname__}: `run` must be async")
 
     async def loop(chat: Conversation) -> None:
-        server = _Server(chat)
+        server = ServerManager(chat)
         made = kind(**_given(kind, chat, server, dict(kwargs)))
         returned = await made.run(server.sampling_params(), **_row(chat))
         outputs = returned if isinstance(returned, list | tuple) else [returned]
@@ -72,7 +72,7 @@ def verl_loop(kind: type, kwargs: Mapping[str, Any]) -> Callable[[Conversation],
 
 
 @dataclass(slots=True)
-class _Server:
+class ServerManager:
     """verl's server manager: `generate` writes into the episode's conversations.
 
     A request id stays with its conversation: the first has the main one, another continues the one whose sequence its
@@ -187,7 +187,7 @@ class LoopTokenizer:
         return len(self._found)
 
 
-def _given(kind: type, chat: Conversation, server: _Server, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _given(kind: type, chat: Conversation, server: ServerManager, kwargs: dict[str, Any]) -> dict[str, Any]:
     """What the class's constructor takes of all that either release passes."""
     config = SimpleNamespace(config=_config(chat))
     every = {

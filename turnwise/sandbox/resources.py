@@ -52,30 +52,46 @@ class Memory:
 
 
 def memory_for_sessions() -> int:
-    """Of what is free now: on this machine, and in the control groups we are in."""
-    free = [_kilobytes("MemAvailable")]
-    for limit, usage in _group_limits():
+    """Of what is free now."""
+    return int(free_memory() * MEMORY_SHARE)
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that may be taken on this machine and in the control groups we are in; caches of files give way for it.
+
+    `root` holds proc and sys.
+    """
+    free = [_kilobytes(root, "MemAvailable")]
+    for group, limit, usage in _group_limits(root):
         with contextlib.suppress(OSError, ValueError):  # "max", or not there: no limit
-            free.append(max(int(limit.read_text()) - int(usage.read_text()), 0))
-    return int(min(free) * MEMORY_SHARE)
+            held = int((group / usage).read_text()) - _file_cache(group)
+            free.append(max(int((group / limit).read_text()) - held, 0))
+    return min(free)
 
 
-def _kilobytes(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def _kilobytes(root: Path, name: str) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise SandboxUnavailable(f"/proc/meminfo does not tell {name}")
 
 
-def _group_limits() -> Iterator[tuple[Path, Path]]:
-    """(limit, usage) of our control group and those around it, of either version."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+def _file_cache(group: Path) -> int:
+    """Of what a group holds, what is a copy of files and goes when memory is needed."""
+    told = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    prefix = "total_" if "total_inactive_file" in told else ""
+    return sum(int(told.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+
+
+def _group_limits(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """(group, file of its limit, file of its usage) of our control group and those around it, of either version."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
-        root = Path("/sys/fs/cgroup") / controllers
+        top = root / "sys/fs/cgroup" / controllers
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
-        group = root / path.lstrip("/")
+        group = top / path.lstrip("/")
         for one in (group, *group.parents):
-            if one.is_relative_to(root):
-                yield one / names[0], one / names[1]
+            if one.is_relative_to(top):
+                yield one, *names

@@ -15,6 +15,10 @@ from turnwise.plugins import load
 from turnwise.types import Ledger, Origin, Trajectory
 
 _OURS = ("tokenizer", "compute_score")
+CONFIG: dict[str, Any] = {
+    "reward": {}, "reward_model": {}, "trainer": {"project_name": "turnwise", "experiment_name": "turnwise"},
+}  # fmt: skip
+"""Sections that managers look into; the option `config` stands over them."""
 
 
 def is_manager(found: object) -> bool:
@@ -43,7 +47,7 @@ def manager_scorer(kind: type, spec: str, options: Mapping[str, Any]) -> Callabl
         manager, data = made[0], _data(trajectory, kind)
         if hasattr(manager, "run_single"):
             result = await manager.run_single(data)
-            return {**_numbers(result.get("reward_extra_info") or {}), "score": result["reward_score"]}
+            return {**_numbers(result.get("reward_extra_info") or {}), "score": _plain(result["reward_score"])}
         result = await asyncio.to_thread(functools.partial(manager, data, return_dict=True))
         extra = {name: values[0] for name, values in (result.get("reward_extra_info") or {}).items() if len(values)}
         return {**_numbers(extra), "score": float(result["reward_tensor"].sum())}
@@ -53,19 +57,27 @@ def manager_scorer(kind: type, spec: str, options: Mapping[str, Any]) -> Callabl
 
 
 def _make(kind: type, options: Mapping[str, Any]) -> Any:
+    from omegaconf import OmegaConf
     from transformers import AutoTokenizer
 
-    given = {name: value for name, value in options.items() if name not in _OURS}
+    given = {name: _as_verl_has_it(value) for name, value in options.items() if name not in _OURS}
     score = options.get("compute_score")
     every = {
         "tokenizer": AutoTokenizer.from_pretrained(options["tokenizer"]),
         "compute_score": None if score is None else load(score, "scorer"),
         "num_examine": 0,
         "reward_fn_key": "data_source",
-        "config": given.pop("config", {}),
+        "config": OmegaConf.merge(OmegaConf.create(CONFIG), given.pop("config", {})),
     }
     parameters = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in every.items() if name in parameters}, **given)
+
+
+def _as_verl_has_it(value: Any) -> Any:
+    """Mappings with their keys as attributes too, all the way down."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(dict(value)) if isinstance(value, Mapping) else value
 
 
 def _data(trajectory: Trajectory, kind: type) -> Any:
@@ -116,4 +128,9 @@ def _objects(value: Any) -> Any:
 
 def _numbers(extra: Mapping[str, Any]) -> dict[str, Any]:
     """What a manager says beside the score; `score` itself is the reward's."""
-    return {str(name): value for name, value in extra.items() if str(name) != "score"}
+    return {str(name): _plain(value) for name, value in extra.items() if str(name) != "score"}
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or an array of one value as that value."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turnwise.config import Config
-from turnwise.report import agent_errors
+from turnwise.report import agent_errors, ignored_requests
 from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.train_report import has_signal
 from turnwise.types import Trajectory
@@ -29,6 +29,10 @@ class Alerts:
         broken, raised = warnings(tool_reports(trajectories)), agent_errors(trajectories)
         broken |= {} if raised is None else {AGENT: raised}
         found = [f"warning: {text} in this step" for name, text in broken.items() if name not in self._named]
+        ignored = ignored_requests(trajectories)
+        if ignored is not None and ignored not in self._named:
+            found.append(f"warning: {ignored}")
+            self._named.add(ignored)
         self._named |= broken.keys()
         gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
         if not gap <= self._config.training.warn_logprob_gap:  # nan too

@@ -105,8 +105,11 @@ class Engines:
         idle = self.clock.take()
         found = elsewhere | ({} if idle is None else {"gpu/idle_share": idle})
         if self.clock.device.type == "cuda":
-            found["gpu/memory_gib"] = torch.cuda.max_memory_allocated(self.clock.device) / 2**30
-            torch.cuda.reset_peak_memory_stats(self.clock.device)
+            device = self.clock.device
+            free, total = torch.cuda.mem_get_info(device)
+            peak, reserved = torch.cuda.max_memory_reserved(device), torch.cuda.memory_reserved(device)
+            found["gpu/memory_gib"] = memory_held(peak, reserved, free, total) / 2**30
+            torch.cuda.reset_peak_memory_stats(device)
         return found
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
@@ -125,6 +128,12 @@ class Engines:
         """Go on from a checkpoint."""
         self.learner.load(checkpoint.folder)
         self.kl_controller.load(checkpoint.state.kl.model_dump())
+
+
+def memory_held(peak: int, reserved: int, free: int, total: int) -> int:
+    """The most that a GPU held, in bytes: what PyTorch had reserved at its peak, used or not, and what lies outside of
+    that now: the context of CUDA, its libraries, and other programs."""
+    return peak + max(0, total - free - reserved)
 
 
 @asynccontextmanager

@@ -153,6 +153,27 @@ file = write("mine.py", test_dataset.SUBCLASS)
 found = play(["ok"], f"data.dataset={file}:Mine", row={"extra_info": {"keep": True, "index": 0}})
 assert found.sample.prompt[-1].text == "6*7? Be brief."
 """,
+    "tensors": """
+import torch
+from turnwise.compat.verl import tensors
+real = need("verl.utils.torch_functional")
+generator = torch.Generator().manual_seed(0)
+values, logits = torch.randn(4, 7, generator=generator), torch.randn(4, 7, 11, generator=generator)
+mask = (torch.rand(4, 7, generator=generator) > 0.4).float()
+ids = torch.randint(0, 11, (4, 7), generator=generator)
+for name in ("masked_sum", "masked_mean", "masked_var", "masked_whiten"):
+    torch.testing.assert_close(getattr(tensors, name)(values, mask), getattr(real, name)(values, mask))
+for name in ("masked_sum", "masked_mean"):
+    torch.testing.assert_close(getattr(tensors, name)(values, mask, -1), getattr(real, name)(values, mask, -1))
+torch.testing.assert_close(tensors.entropy_from_logits(logits), real.entropy_from_logits(logits))
+torch.testing.assert_close(tensors.logprobs_from_logits(logits, ids), real.logprobs_from_logits_naive(logits, ids))
+torch.testing.assert_close(tensors.get_response_mask(ids, [2, 3]), real.get_response_mask(ids, [2, 3]))
+for length in (5, 7, 9):
+    for side in ("left", "right", "middle"):
+        for left in (True, False):
+            for ours, theirs in zip(*(one.postprocess_data(ids, mask, length, 0, left, side) for one in (tensors, real))):
+                torch.testing.assert_close(ours, theirs)
+""",
     "the rules of reward functions": """
 import contextlib, io
 from turnwise.compat.verl import reward_dapo, reward_gsm8k, reward_math, reward_search
@@ -168,6 +189,13 @@ answers = ["1/2", r"\\frac12", "0.5", ".5", r"\\dfrac{1}{2}", "x=5", "5", r"5\\t
 for one in answers:
     for other in answers:
         assert real["math_reward"].is_equiv(one, other) == reward_math.is_equiv(one, other), (one, other)
+boxed = [r"a \\boxed{1} b \\boxed{\\frac{1}{2}} c", r"\\fbox{3}", r"\\boxed 5$ x", r"\\boxed{open", "none", r"\\boxed{1} \\fbox{2}"]
+for text in boxed:
+    for name, ours in (("math_reward", reward_math), ("math_dapo", reward_dapo)):
+        assert real[name].last_boxed_only_string(text) == ours.last_boxed_only_string(text), (name, text)
+        found = ours.last_boxed_only_string(text)
+        if found is not None and "fbox" not in found:
+            assert real[name].remove_boxed(found) == ours.remove_boxed(found), (name, text)
 for text in ("Answer: 42", "Answer: $42$", "answer : 1,234", "Answer: 12 students", "nothing", "Answer: x = 5.", "Answer: -7"):
     for truth in ("42", "1234", "12", "5", "-7"):
         theirs, ours = (one.compute_score(text, truth) for one in (real["math_dapo"], reward_dapo))

@@ -98,6 +98,54 @@ def test_a_manager_of_the_reward_loop_scores(scored: Any, tmp_path: Path) -> Non
     assert trajectory.parts == {"acc": 1.0, "turns": 2.0}
 
 
+OVERLONG = """
+from verl.workers.reward_manager.abstract import AbstractRewardManager, RawRewardFn
+
+
+class Manager(AbstractRewardManager):
+    def __init__(self, tokenizer, num_examine, compute_score: RawRewardFn = None, reward_fn_key="data_source",
+                 overlong_buffer_cfg=None, **kwargs):
+        self.buffer = overlong_buffer_cfg
+
+    def __call__(self, data, return_dict=False):
+        import torch
+
+        reward = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        if self.buffer.enable and self.buffer["len"] == self.buffer.len and self.buffer.get("absent") is None:
+            reward[:, -1] = self.buffer.penalty.factor
+        return {"reward_tensor": reward, "reward_extra_info": {"overlong": [reward.sum()]}}
+"""
+BUFFER = "{enable: true, len: 4, penalty: {factor: -0.5}}"
+OVERLONG_LOOP = """
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.utils.ray_utils import get_event_loop
+
+
+class LoopManager(RewardManagerBase):
+    def __init__(self, config, tokenizer, compute_score, reward_router_address=None, reward_model_tokenizer=None):
+        super().__init__(config, tokenizer, compute_score)
+        self.buffer = config.reward.get("reward_kwargs", {}).get("overlong_buffer_cfg", None)
+        assert get_event_loop() is self.loop and config.trainer.experiment_name
+
+    async def run_single(self, data):
+        score = data.batch["responses"].sum() * 0 + (self.buffer.penalty.factor if self.buffer is not None else 0.25)
+        scores = self.assemble_rm_scores(data, [float(score)])
+        return {"reward_score": score, "reward_extra_info": {"last": scores[0, -1], "sum": float(scores.sum())}}
+"""
+
+
+def test_options_of_managers_have_attributes_all_the_way_down(scored: Any, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "model")
+    code, words = OVERLONG + OVERLONG_LOOP, f"tokenizer: {tmp_path}/model"
+    options = f"scoring.options={{Manager: {{{words}, overlong_buffer_cfg: {BUFFER}}}}}"
+    batch = scored(code, "Manager", options)
+    assert batch.reward == -0.5 and batch.parts == {"overlong": -0.5}
+    config = f"config: {{reward: {{reward_kwargs: {{overlong_buffer_cfg: {BUFFER}}}}}}}"
+    assert scored(code, "LoopManager", f"scoring.options={{LoopManager: {{{words}, {config}}}}}").reward == -0.5
+    plain = scored(code, "LoopManager", f"scoring.options={{LoopManager: {{{words}}}}}")
+    assert plain.reward == 0.25 and plain.parts == {"last": 0.25, "sum": 0.25}
+
+
 def test_a_manager_without_a_tokenizer_says_what_to_set(scored: Any) -> None:
     with pytest.raises(PluginError, match=r"set scoring.options=\{Manager: \{tokenizer: FOLDER\}\}"):
         scored(LEGACY, "Manager")
@@ -153,3 +201,47 @@ def test_reward_rules_are_routed_by_data_source(tmp_path: Path) -> None:
     for source, hint in (("taco", "code_tests"), ("numina_olympiads", "math"), ("mine", "name one in scoring.scorers")):
         with pytest.raises(NotImplementedError, match=hint):
             score(source, "", "")
+
+
+PARTS = r"""
+import verl.utils.torch_functional as verl_F
+from verl.experimental.agent_loop.agent_loop import AsyncLLMServerManager
+from verl.experimental.agent_loop.utils import add_generation_prompt_for_gpt_oss, resolve_config_path
+from verl.utils.model import compute_position_id_with_mask
+from verl.utils.ray_utils import auto_await, get_event_loop
+from verl.utils.reward_score import math_dapo, math_reward
+from verl.workers.rollout.schemas import Message
+"""
+
+
+def test_parts_that_recipes_import_behave(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "parts.py").write_text(PARTS)
+    parts = load_module(f"{tmp_path}/parts.py", "scorer")
+    for rule in (parts.math_reward, parts.math_dapo):
+        assert rule.last_boxed_only_string(r"a \boxed{1} b \boxed{\frac{1}{2}} c") == r"\boxed{\frac{1}{2}}"
+        assert rule.remove_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+        assert rule.last_boxed_only_string("none") is rule.last_boxed_only_string(r"\boxed{open") is None
+        with pytest.raises(AssertionError, match="is no box"):
+            rule.remove_boxed("5")
+    assert parts.math_reward.last_boxed_only_string(r"\fbox{3}") == r"\fbox{3}"
+    ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.int64)
+    padded, shown = parts.verl_F.postprocess_data(ids, mask, 5, pad_token_id=0)
+    assert padded.tolist() == [[0, 0, 5, 6, 7]] and shown.tolist() == [[0, 0, 1, 1, 1]]
+    assert parts.compute_position_id_with_mask(shown).tolist() == [[0, 0, 0, 1, 2]]
+    cuts = {"left": [[6, 7]], "right": [[5, 6]], "middle": [[5, 7]]}
+    for side, kept in cuts.items():
+        assert parts.verl_F.postprocess_data(ids, mask, 2, 0, truncation=side)[0].tolist() == kept
+    with pytest.raises(NotImplementedError, match="3 tokens, and max_length is 2"):
+        parts.verl_F.postprocess_data(ids, mask, 2, 0)
+    values = torch.tensor([1.0, 3.0, float("nan")])
+    assert float(parts.verl_F.masked_mean(values, torch.tensor([1.0, 1.0, 0.0]))) == pytest.approx(2.0)
+    assert parts.verl_F.get_response_mask(torch.tensor([[4, 2, 9]])).tolist() == [[1, 1, 0]]
+    assert parts.Message(role="user", content="hi").tool_calls is None
+    assert parts.add_generation_prompt_for_gpt_oss("x") == "x<|start|>assistant"
+
+    async def one() -> int:
+        return 1
+
+    assert parts.auto_await(one)() == 1

@@ -66,11 +66,9 @@ def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
 
 
 REFUSED = {
-    "temperature": 0.3,
-    "top_k": 7,
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
-    "tool_choice": {"type": "any"},
-    "service_tier": "flex",
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "tool_choice": {"type": "mystery"},
+    "mcp_servers": [{"type": "url"}],
     "container": "c",
 }
 

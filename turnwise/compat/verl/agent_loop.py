@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
+from turnwise.rollout.verl_loops import ServerManager
+
 Loop = TypeVar("Loop", bound=type)
+
+
+AsyncLLMServerManager = LLMServerClient = ServerManager
+"""What `generate` belongs to, as 0.6.1 and as 0.9 call it; a loop is given one."""
 
 
 class TokenOutput(BaseModel):

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from turnwise.compat.verl.reward_math import plain
+from turnwise.compat.verl.reward_math import closed, plain
 from turnwise.scoring.boxed import boxes
 
 TAIL, BOX_TAIL = 300, 100
@@ -22,6 +22,19 @@ def normalize_final_answer(final_answer: str) -> str:
         text = inside[1]
     text = plain(_UNIT.sub("", _WRAPPED.sub(r"\1", text.replace("$", "")).strip()))
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
+def last_boxed_only_string(string: str) -> str | None:
+    """The last `\\boxed{...}` with its braces; None where there is none that ends."""
+    start = string.rfind("\\boxed{")
+    return None if start < 0 else closed(string, start)
+
+
+def remove_boxed(s: str) -> str:
+    """What stands in the box."""
+    if not (s.startswith("\\boxed{") and s.endswith("}")):
+        raise AssertionError(f"{s[:80]!r} is no box")
+    return s[len("\\boxed{") : -1]
 
 
 def compute_score(

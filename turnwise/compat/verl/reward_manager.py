@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 Manager = TypeVar("Manager", bound=type)
 
+RawRewardFn = Callable[..., Any] | None
+"""What managers take as compute_score."""
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 
 
@@ -58,6 +60,17 @@ class RewardManagerBase(ABC):
     def init_class(cls, config: Any, tokenizer: Any) -> None:
         """Work that all managers of the class share."""
         cls._class_initialized = True
+
+    @classmethod
+    def assemble_rm_scores(cls, data: Any, scores: list[float]) -> Any:
+        """A tensor shaped as the responses, with each score on its response's last token."""
+        import torch
+
+        responses, start = data.batch["responses"], data.batch["prompts"].shape[1]
+        found = torch.zeros_like(responses, dtype=torch.float32)
+        last = data.batch["attention_mask"][:, start:].sum(1) - 1
+        found[torch.arange(len(found)), last] = found.new_tensor(scores)
+        return found
 
     @abstractmethod
     async def run_single(self, data: Any) -> dict[str, Any]:

@@ -32,6 +32,38 @@ def plain(answer: str) -> str:
     return answer
 
 
+strip_string = plain
+
+
+def last_boxed_only_string(string: str) -> str | None:
+    """The last box, `\\boxed{...}` or `\\fbox{...}`, with its braces; None where there is none that ends."""
+    if "\\boxed " in string:
+        return "\\boxed " + string.split("\\boxed ")[-1].split("$")[0]
+    start = string.rfind("\\boxed")
+    if start < 0 and (start := string.rfind("\\fbox")) < 0:
+        return None
+    return closed(string, start)
+
+
+def closed(string: str, start: int) -> str | None:
+    """From `start` to the brace that closes the first one after it."""
+    depth = 0
+    for place, letter in enumerate(string[start:], start):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "}" and depth == 0:
+            return string[start : place + 1]
+    return None
+
+
+def remove_boxed(s: str) -> str:
+    """What stands in a box that `last_boxed_only_string` gave."""
+    if s.startswith("\\boxed "):
+        return s.removeprefix("\\boxed ")
+    if not (s.startswith("\\boxed{") and s.endswith("}")):
+        raise AssertionError(f"{s[:80]!r} is no box")
+    return s[len("\\boxed{") : -1]
+
+
 def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
     """Whether two answers are spelt the same."""
     return str1 is str2 if str1 is None or str2 is None else plain(str1) == plain(str2)

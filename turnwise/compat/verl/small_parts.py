@@ -1,6 +1,9 @@
-"""Stand-ins for small parts of verl.utils: the trace decorator, timers, tokenizer loading and local paths."""
+"""Stand-ins for small parts of verl.utils: the trace decorator, timers, tokenizers, local paths and event loops."""
 
+import asyncio
 import contextlib
+import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,3 +54,48 @@ def hf_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
 
 def hf_processor(name_or_path: str, **kwargs: Any) -> None:
     """None: the engine reads text only."""
+
+
+def get_event_loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs here, or else a new one for this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        return loop
+
+
+def auto_await(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a loop runs, what the function gives is awaited by its caller; where none does, it is run to its end."""
+
+    @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        made = func(*args, **kwargs)
+        if not inspect.iscoroutine(made):
+            return made
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(made)
+        return made
+
+    return called
+
+
+def resolve_config_path(config_path: str) -> str:
+    """The file, from the current folder."""
+    if not (path := Path(config_path).absolute()).exists():
+        raise FileNotFoundError(f"no file {config_path} (from {Path.cwd()})")
+    return str(path)
+
+
+def format_gpt_oss_tool_response_manually(tool_response: str, tool_call_name: str) -> str:
+    """A tool's reply as gpt-oss reads it."""
+    header = f"<|start|>functions.{tool_call_name} to=assistant<|channel|>commentary"
+    return f"{header}<|message|>{tool_response}<|end|>"
+
+
+def add_generation_prompt_for_gpt_oss(message_content: str) -> str:
+    """The text, and the words that ask gpt-oss for a reply."""
+    return f"{message_content}<|start|>assistant"

@@ -84,6 +84,7 @@ class ToolAgentLoop(AgentLoopBase):
         self.tool_schemas = [tool.tool_schema.model_dump() for tool in self.tools.values()]
         self.tool_parser_name = turns.format
         self.tool_parser = ToolParser.get_tool_parser(turns.format, self.tokenizer)
+        self.interaction_config_file, self.interaction_map = None, dict[str, Any]()  # the run itself asks the user
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         data = AgentData(list(kwargs["raw_prompt"]), tools_kwargs=kwargs.get("tools_kwargs") or {})

@@ -66,7 +66,9 @@ class Optimizer:
         home = torch.device("cpu") if self._offload else parameter.device
         if not is_narrow(parameter) and parameter.device == home:
             return parameter
-        return nn.Parameter(_pinned(source.detach().to(home, torch.float32, copy=True), self._device))
+        master = source.detach().to(home, torch.float32, copy=True)
+        # A narrow weight's never travels itself: gradients come down and rounded copies go up.
+        return nn.Parameter(master if is_narrow(parameter) else _pinned(master, self._device))
 
     def gradient_norm(self) -> Tensor:
         """Of all gradients together, still on the device; 0 when there are none. A step is to follow."""

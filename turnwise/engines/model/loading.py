@@ -85,6 +85,9 @@ class ModelFacts:
     """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
     vision: int = 0
     """Numbers of `weights` that are of the tower and projector of a model that sees, by their names."""
+    tensors: tuple[int, ...] = ()
+    """Numbers of each tensor as it lies in memory, those of tower and projector apart; none where a file tells only how
+    many there are in all (GGUF)."""
 
 
 def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> ImplementationChoice:
@@ -117,24 +120,28 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
     if choice.implementation is ModelImplementation.native:
         config = _native_config(source)
         per_layer = 2 * config.num_kv_heads * config.head_dim
+        tensors = tuple(math.prod(part.shape) for part in layout(config))
         facts = ModelFacts(
             config.model_type, config.vocab_size, config.context_length, config.num_layers,
-            config.num_layers * per_layer, config.eos_token_ids, sum(math.prod(part.shape) for part in layout(config)),
-            config.hidden_size,
+            config.num_layers * per_layer, config.eos_token_ids, sum(tensors), config.hidden_size, tensors=tensors,
         )  # fmt: skip
     else:
         facts = _facts_of(source, _auto_config(source, source.path.stat().st_mtime_ns))
     if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
         raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
-    found = vision = 0
+    text: dict[str, int] = {}
+    found = 0
     if source.gguf_file is None:
         numbers = {name: math.prod(shape) for name, shape in check_weights(source.folder, facts.layers, config).items()}
-        found = sum(numbers.values())
+        found, text = sum(numbers.values()), numbers
         if config is None and reads_images(read_raw_config(source.folder)):
-            vision = sum(count for name, count in numbers.items() if VISION.search(name))
+            text = {name: count for name, count in numbers.items() if not VISION.search(name)}
     elif config is None:
         found = gguf_file.read_header(source.path).numbers
-    return facts if config is not None else dataclasses.replace(facts, weights=found, vision=vision)
+    if config is not None:
+        return facts
+    seeing = found - sum(text.values()) if text else 0
+    return dataclasses.replace(facts, weights=found, vision=seeing, tensors=tuple(text.values()))
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:

@@ -131,25 +131,27 @@ class SglangServer(InferenceServer):
         return Piece(ids, logprobs, FINISH.get(ended) if ended else None)
 
     async def _load(self, update: Update, version: int) -> None:
+        self._label, label = None, self._named(version)
         if isinstance(update, Adapter):
             name = f"policy-{version}-{self._run}-{next(self._numbers)}"
             path = str(update.folder.resolve())
             await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": path})
             await self._take_off(name)
+            if self._attached:
+                await self._succeed("/update_weight_version", {"new_version": label, "abort_all_requests": False})
         elif isinstance(update, WeightsFolder):
             body = {
                 "model_path": str(update.folder.resolve()), "flush_cache": True, "abort_all_requests": True,
-                "weight_version": self._named(version),
+                "weight_version": label,
             }  # fmt: skip
-            self._label = None
             await self._succeed("/update_weights_from_disk", body)
             await self._take_off(None)
-            if self._attached and await self._tells() is None:
-                raise EngineError(
-                    f"{self.name} does not tell which weights it has (weight_version): take SGLang 0.5.1 or newer"
-                )
-            self._label = self._named(version)
-            await self._check_label()
+        if self._attached and await self._tells() is None:
+            raise EngineError(
+                f"{self.name} does not tell which weights it has (weight_version): take SGLang 0.5.1 or newer"
+            )
+        self._label = label
+        await self._check_label()
 
     async def _take_off(self, adapter: str | None) -> None:
         """Write with this adapter, and forget the one before."""

@@ -8,6 +8,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
+    OF_ANY_PART,
     Border,
     Call,
     Finish,
@@ -15,6 +16,8 @@ from turnwise.rollout.client_api.calls import (
     Reply,
     content_of,
     image_of,
+    note_other,
+    noting,
     pieces,
     validated,
 )
@@ -39,18 +42,18 @@ class _Source(Border):
 class _Shown(Border):
     """A block of a tool's result."""
 
+    ignores = OF_ANY_PART
     type: Literal["text", "image"]
     text: str = ""
     source: _Source | None = None
-    cache_control: dict[str, Any] | None = None
 
 
 class _Block(_Shown):
+    ignores = OF_ANY_PART | {"caller"}
     type: Literal["text", "image", "tool_use", "tool_result", "thinking"]  # type: ignore[assignment]
     id: str = ""
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
-    caller: dict[str, Any] | None = None
     tool_use_id: str = ""
     content: str | list[_Shown] = ""
     is_error: bool = False
@@ -65,26 +68,36 @@ class _Message(Border):
 
 
 class _Tool(Border):
+    ignores = OF_ANY_PART | {"defer_loading", "eager_input_streaming", "allowed_callers", "input_examples"}
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] = "custom"
-    cache_control: dict[str, Any] | None = None
     strict: bool = False
 
 
 class _ToolChoice(Border):
-    type: Literal["auto"]
-    disable_parallel_tool_use: Literal[False] = False
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
 
 
 class _Thinking(Border):
-    type: Literal["disabled", "adaptive"]
+    ignores = frozenset({"budget_tokens", "display"})
+    type: Literal["disabled", "adaptive", "enabled"]
+
+
+class _OutputConfig(Border):
+    ignores = frozenset({"effort", "task_budget"})
 
 
 class MessagesRequest(Border):
     """The body of a request. A parameter that is not here, or has another value than these, is refused."""
 
+    ignores = frozenset(
+        {"metadata", "cache_control", "service_tier", "context_management", "betas", "inference_geo"}
+        | {"speed", "diagnostics"}
+    )
     model: str
     messages: list[_Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
@@ -96,17 +109,19 @@ class MessagesRequest(Border):
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False
     thinking: _Thinking = _Thinking(type="disabled")
-    """`adaptive` shows the thoughts."""
-    # What changes nothing here, with the values for which that is so.
+    """Any but `disabled` shows the thoughts."""
     tool_choice: _ToolChoice | None = None
-    metadata: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    output_config: _OutputConfig | None = None
+    """A format that answers would be held to is refused."""
 
 
 def read(body: dict[str, Any]) -> tuple[Call, MessagesRequest]:
     """The call of a request, and the request for how it wants its reply."""
-    request = validated(MessagesRequest, body)
+    with noting() as notes:
+        request = validated(MessagesRequest, body)
+        choice = request.tool_choice or _ToolChoice(type="auto")
+        note_other("tool_choice", choice.name or choice.type, "none" if choice.type == "none" else "auto")
+        note_other("disable_parallel_tool_use", choice.disable_parallel_tool_use, False)
     system = request.system if isinstance(request.system, str) else _content(request.system)
     messages = [Message(Role.SYSTEM, system)] if system else []
     for entry in request.messages:
@@ -121,6 +136,8 @@ def read(body: dict[str, Any]) -> tuple[Call, MessagesRequest]:
         top_p=request.top_p,
         top_k=request.top_k,
         stop=tuple(text for text in request.stop_sequences if text),
+        hides_calls=choice.type == "none",
+        ignored=tuple(notes),
     )
     return call, request
 
@@ -210,7 +227,7 @@ def _schema(tool: _Tool) -> JsonSchema:
 
 def _blocks(reply: Reply, request: MessagesRequest) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    if reply.reasoning is not None and request.thinking.type == "adaptive":
+    if reply.reasoning is not None and request.thinking.type != "disabled":
         blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
     if reply.text or not reply.calls:
         blocks.append({"type": "text", "text": reply.text})

@@ -1,9 +1,11 @@
 """One call of a client and its reply, whichever dialect they came in; and the refusal of one that cannot be served."""
 
+import contextlib
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
@@ -53,6 +55,10 @@ class Call:
     top_k: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    hides_calls: bool = False
+    """The client wants no tool call: what the policy writes of one is text to it."""
+    ignored: tuple[str, ...] = ()
+    """What the request asks for and does not get, where that leaves the tokens the policy's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +80,47 @@ class Border(BaseModel):
     """A part of a request. Values that say nothing (null, [] and {}) may stand under any name; SDKs send many."""
 
     model_config = ConfigDict(extra="forbid")
+    ignores: ClassVar[frozenset[str]] = frozenset()
+    """Names under which anything may stand: it is not read, which is said, and the tokens are the same without it."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if not (value is None or value in ([], {}))}
+        said = {key: value for key, value in data.items() if not (value is None or value in ([], {}))}
+        unread = cls.unread(said)
+        for name in sorted(unread - SAYS_NOTHING):
+            note(name)
+        return {key: value for key, value in said.items() if key not in unread}
+
+    @classmethod
+    def unread(cls, data: dict[str, Any]) -> frozenset[str]:
+        """The names of this part that are not read."""
+        return cls.ignores & data.keys()
+
+
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+OF_ANY_PART = frozenset({"cache_control", "citations", "annotations", "metadata", "provider_specific_fields"})
+"""What SDKs hang on messages, parts, calls and tools for services that know it."""
+SAYS_NOTHING = frozenset(
+    {"user", "safety_identifier", "metadata", "store", "service_tier", "cache_control", "id"}
+    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "annotations", "citations"}
+)
+"""What asks for nothing that a model does: nobody needs to hear that it is not read."""
+
+
+def note(text: str) -> None:
+    """Say that something of the request under way is not done."""
+    notes = _notes.get()
+    if notes is not None and text not in notes:
+        notes.append(text)
+
+
+def note_other(name: str, asked: Any, usual: Any) -> None:
+    """Say so of a value that is not the usual one."""
+    if asked is not None and asked != usual:
+        note(f"{name}={asked!r:.60}".replace("'", ""))
 
 
 Request = TypeVar("Request", bound=Border)
@@ -95,6 +135,17 @@ def read_body(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused("the body is not a JSON object", code="invalid_json")
     return value
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[str]]:
+    """What `note` is told while a request is read."""
+    notes: list[str] = []
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
 
 
 def validated(kind: type[Request], body: dict[str, Any]) -> Request:

@@ -9,6 +9,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
+    OF_ANY_PART,
     Border,
     Call,
     Finish,
@@ -16,6 +17,8 @@ from turnwise.rollout.client_api.calls import (
     Reply,
     content_of,
     image_of,
+    note_other,
+    noting,
     pieces,
     read_call,
     validated,
@@ -23,6 +26,8 @@ from turnwise.rollout.client_api.calls import (
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
 MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "turnwise"}]}
+SAID_OTHERWISE = {"function_call", "audio", "images", "prefix", "partial"}
+"""Names in a message that hold words or images of it which nobody here would read."""
 FINISH = {
     Finish.STOP: "stop",
     Finish.STOP_STRING: "stop",
@@ -37,6 +42,7 @@ class _ImageUrl(Border):
 
 
 class _Part(Border):
+    ignores = OF_ANY_PART
     type: Literal["text", "image_url"]
     text: str = ""
     image_url: _ImageUrl | None = None
@@ -48,6 +54,7 @@ class _Function(Border):
 
 
 class _ToolCall(Border):
+    ignores = OF_ANY_PART | {"extra_content"}
     id: str
     type: Literal["function"] = "function"
     index: int = 0
@@ -56,6 +63,7 @@ class _ToolCall(Border):
 
 
 class _Message(Border):
+    ignores = OF_ANY_PART | {"id"}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] = ""
     name: str | None = None
@@ -64,8 +72,16 @@ class _Message(Border):
     reasoning_content: str | None = None
     """As we sent it; what was thought is known from the record."""
 
+    @classmethod
+    def unread(cls, data: dict[str, Any]) -> frozenset[str]:
+        """Of the policy's own messages all that is not their words: the record has them."""
+        if data.get("role") != "assistant":
+            return super().unread(data)
+        return frozenset(data.keys() - cls.model_fields.keys() - SAID_OTHERWISE)
+
 
 class _FunctionSchema(Border):
+    ignores = OF_ANY_PART
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
@@ -73,6 +89,7 @@ class _FunctionSchema(Border):
 
 
 class _Tool(Border):
+    ignores = OF_ANY_PART
     type: Literal["function"]
     function: _FunctionSchema
 
@@ -89,6 +106,11 @@ class _TextFormat(Border):
 class ChatRequest(Border):
     """The body of a request. A parameter that is not here, or has another value than these, is refused."""
 
+    ignores = frozenset(
+        {"store", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata"}
+        | {"service_tier", "reasoning_effort", "verbosity", "reasoning", "seed", "frequency_penalty", "moderation"}
+        | {"presence_penalty", "repetition_penalty", "prediction", "caching", "prompt_cache_options"}
+    )
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] = Field(default_factory=list)
@@ -103,22 +125,17 @@ class ChatRequest(Border):
     top_logprobs: Literal[0] = 0
     # What changes nothing here, with the values for which that is so.
     n: Literal[1] = 1
-    tool_choice: Literal["auto"] = "auto"
-    parallel_tool_calls: Literal[True] = True
-    frequency_penalty: Literal[0] = 0
-    presence_penalty: Literal[0] = 0
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     response_format: _TextFormat | None = None
-    store: Literal[False] = False
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
 
 def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
     """The call of a request, and the request for how it wants its reply."""
-    request = validated(ChatRequest, body)
+    with noting() as notes:
+        request = validated(ChatRequest, body)
+        note_other("tool_choice", request.tool_choice, "none" if request.tool_choice == "none" else "auto")
+        note_other("parallel_tool_calls", request.parallel_tool_calls, True)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     call = Call(
@@ -131,6 +148,8 @@ def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
         top_p=request.top_p,
         stop=tuple(text for text in stop if text),
         logprobs=request.logprobs,
+        hides_calls=request.tool_choice == "none",
+        ignored=tuple(notes),
     )
     return call, request
 

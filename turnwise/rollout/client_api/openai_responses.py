@@ -10,6 +10,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
+    OF_ANY_PART,
     Border,
     Call,
     Finish,
@@ -17,6 +18,8 @@ from turnwise.rollout.client_api.calls import (
     Reply,
     content_of,
     image_of,
+    note_other,
+    noting,
     pieces,
     read_call,
     validated,
@@ -24,13 +27,14 @@ from turnwise.rollout.client_api.calls import (
 from turnwise.rollout.client_api.openai_chat import write_error
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
-__all__ = ["Asked", "read", "stream", "write", "write_error"]
+__all__ = ["Asked", "output_items", "read", "stream", "write", "write_error"]
 
 LOGPROBS = "message.output_text.logprobs"
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class _Part(Border):
+    ignores = OF_ANY_PART
     type: Literal["input_text", "output_text", "input_image"]
     text: str = ""
     image_url: str | None = None
@@ -47,6 +51,7 @@ class _Thought(Border):
 class _Item(Border):
     """Any item: those of a type have what they need, which is looked at when they are read."""
 
+    ignores = OF_ANY_PART | {"phase", "encrypted_content", "namespace", "created_by"}
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -61,6 +66,7 @@ class _Item(Border):
 
 
 class _Tool(Border):
+    ignores = OF_ANY_PART | {"defer_loading"}
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -73,8 +79,8 @@ class _TextFormat(Border):
 
 
 class _TextConfig(Border):
+    ignores = frozenset({"verbosity"})
     format: _TextFormat | None = None
-    verbosity: Literal["medium"] = "medium"
 
 
 class _StreamOptions(Border):
@@ -84,6 +90,10 @@ class _StreamOptions(Border):
 class ResponsesRequest(Border):
     """The body of a request. A parameter that is not here, or has another value than these, is refused."""
 
+    ignores = frozenset(
+        {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
+        | {"reasoning", "context_management", "max_tool_calls", "prompt_cache_options", "moderation", "truncation"}
+    )
     model: str
     input: str | list[_Item] = Field(default_factory=list)
     instructions: str | None = None
@@ -100,17 +110,11 @@ class ResponsesRequest(Border):
     # What changes nothing here, with the values for which that is so.
     stream_options: _StreamOptions | None = None
     top_logprobs: Literal[0] = 0
-    tool_choice: Literal["auto"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     text: _TextConfig | None = None
-    truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,17 @@ class Asked:
         return self.request.stream
 
 
-def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple[Call, Asked]:
-    """The call of a request, and the request for how it wants its reply; `kept` are the responses it may name."""
+def read(
+    body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]], items: Mapping[str, dict[str, Any]]
+) -> tuple[Call, Asked]:
+    """The call of a request, and the request for how it wants its reply; `kept` are the responses and `items` what was
+    in them, which it may name."""
+    body = _resolved(body, items)
     _check_types(body)
-    request = validated(ResponsesRequest, body)
+    with noting() as notes:
+        request = validated(ResponsesRequest, body)
+        note_other("tool_choice", request.tool_choice, "none" if request.tool_choice == "none" else "auto")
+        note_other("parallel_tool_calls", request.parallel_tool_calls, True)
     before: tuple[Message, ...] = ()
     if request.previous_response_id is not None:
         if request.previous_response_id not in kept:
@@ -153,6 +164,8 @@ def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple
         temperature=request.temperature,
         top_p=request.top_p,
         logprobs=LOGPROBS in request.include,
+        hides_calls=request.tool_choice == "none",
+        ignored=tuple(notes),
     )
     return call, Asked(request, f"resp_{uuid4().hex}", messages)
 
@@ -171,7 +184,7 @@ def write(reply: Reply, asked: Asked) -> dict[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "model": request.model,
-        "output": _items(reply, asked),
+        "output": output_items(reply, asked),
         "parallel_tool_calls": True,
         "previous_response_id": request.previous_response_id,
         "store": request.store,
@@ -227,6 +240,23 @@ def _part_events(part: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[
         yield f"{kind}.delta", {**where, "delta": text, **none}
     yield f"{kind}.done", {**where, "text": part["text"], **known}
     yield "content_part.done", {**where, "part": part}
+
+
+def _resolved(body: dict[str, Any], items: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The body with the items that it only names."""
+    entries = body.get("input")
+    if not isinstance(entries, list):
+        return body
+    found: list[Any] = []
+    for number, entry in enumerate(entries):
+        if isinstance(entry, dict) and entry.get("type") == "item_reference":
+            name = str(entry.get("id"))
+            if name not in items:
+                text = f"input.{number}: no item {name[:80]!r} is kept in this session"
+                raise Refused(text, code="item_not_found")
+            entry = items[name]
+        found.append(entry)
+    return {**body, "input": found}
 
 
 def _check_types(body: dict[str, Any]) -> None:
@@ -295,7 +325,7 @@ def _schema(tool: _Tool) -> JsonSchema:
     return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict", "type"})}
 
 
-def _items(reply: Reply, asked: Asked) -> list[dict[str, Any]]:
+def output_items(reply: Reply, asked: Asked) -> list[dict[str, Any]]:
     """What the policy wrote: its thoughts, its words and its calls, each named after the response."""
     name, status = asked.id.removeprefix("resp_"), "incomplete" if reply.finish is Finish.LENGTH else "completed"
     items: list[dict[str, Any]] = []

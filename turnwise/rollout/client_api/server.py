@@ -144,10 +144,11 @@ def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]
     async def answer(request: Request) -> Response:
         session = server.find(request)
         with session.answering():
-            call, asked = openai_responses.read(await _content(request), session.kept)
+            call, asked = openai_responses.read(await _content(request), session.kept, session.items)
             reply = await session.reply(call)
         if asked.request.store:
             session.kept[asked.id] = (*asked.messages, Message(Role.ASSISTANT, reply.text, reply.calls))
+            session.items |= {item["id"]: item for item in openai_responses.output_items(reply, asked)}
         return _given(openai_responses, reply, asked)
 
     return _answered(answer, openai_responses)

@@ -8,11 +8,13 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnwise.chat.image_blocks import images_in
 from turnwise.chat.pictures import shown_size
 from turnwise.errors import DataError, PluginError, TemplateError, one_line
 from turnwise.image_sources import open_source
+from turnwise.rollout.agent_loops.openai_client import IGNORED
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import FULL, Call, Finish, Refused, Reply
@@ -49,6 +51,8 @@ class Session:
         """What the newest of our answers refused; None when it was the policy's words."""
         self.kept: dict[str, tuple[Message, ...]] = {}
         """The messages up to and with a reply, by the name under which a client may go on from it."""
+        self.items: dict[str, dict[str, Any]] = {}
+        """What was in such replies, by the names that a client may put in their place."""
         self._chat = chat
         self._idle: dict[bytes, list[_Sequence]] = {}
         self._written: dict[bytes, Message] = {}
@@ -109,12 +113,16 @@ class Session:
             raise Refused(f"the episode has ended: {reason or 'its session is closed'}", code=ENDED)
 
     def _check(self, call: Call) -> None:
-        """Refuse what the policy would not be trained on as it was drawn, and images where nobody can see them."""
-        ours = self._chat.sampling
+        """Refuse images where nobody can see them, and keep what else is not done: the run draws as its config says,
+        and its log-probabilities are of that."""
+        ours, ignored = self._chat.sampling, list(call.ignored)
         for name in ("temperature", "top_p", "top_k"):
             asked, set_to = getattr(call, name), getattr(ours, name)
             if asked is not None and asked != set_to:
-                raise Refused(f"{name}: this run samples with sampling.{name}={set_to}; leave it out or send that")
+                ignored.append(f"{name}={asked:g} (sampling.{name}={set_to:g} is used)")
+        if ignored:
+            kept = self._chat.artifacts.setdefault(IGNORED, [])
+            kept += [text for text in ignored if text not in kept]
         seen_of = self._chat.backend.sees
         for message in call.messages:
             if message.images and not seen_of:
@@ -181,8 +189,10 @@ class Session:
             except Exception as error:
                 self.broken = error
                 raise Refused(f"the model cannot speak: {one_line(error)}", status=500, code=BROKEN) from error
-            misfits = await _misfits(checkers, chat.turns[-1].message.tool_calls) if checkers else frozenset()
-            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), misfits)
+            made = chat.turns[-1].message.tool_calls
+            misfits = frozenset(one.id for one in made) if call.hides_calls else await _misfits(checkers, made)
+            status = CallStatus.REFUSED if call.hides_calls else CallStatus.BAD_ARGUMENTS
+            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), misfits, status)
             if call.logprobs:
                 reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
             shown = matching.assistant_after(sequence.digest, reply.text, reply.calls)
@@ -238,13 +248,13 @@ class Session:
         return self._written.get(matching.after(b"", message), message)
 
 
-def as_reply(turn: Turn, stops: Sequence[str], misfits: Collection[str] = ()) -> Reply:
+def as_reply(turn: Turn, stops: Sequence[str], misfits: Collection[str], status: CallStatus) -> Reply:
     """A turn as a client sees it. A call that cannot be read, or is a misfit by its id, is none there: the text shows
-    it."""
+    it, and the record has it with this status."""
     message = turn.message
     readable = [call for call in message.tool_calls if call.problem is None]
     calls = tuple(call for call in readable if call.id not in misfits)
-    turn.calls += [CallRecord(call, CallStatus.BAD_ARGUMENTS, 0.0) for call in readable if call not in calls]
+    turn.calls += [CallRecord(call, status, 0.0) for call in readable if call not in calls]
     text = message.visible if len(calls) == len(message.tool_calls) else message.text
     stop = None
     if turn.finish_reason is FinishReason.STOP and not calls:

@@ -1,0 +1,248 @@
+"""What a chat template may spend in one render: steps, characters and seconds, counted before anything is made."""
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+MOST_STEPS = 2_000_000
+"""Rounds of loops, calls and filters."""
+MOST_CHARACTERS = 128 << 20
+"""Of all texts that are made on the way, lists counted too."""
+MOST_SECONDS = 5.0
+"""Of this thread's processor time: a busy machine makes no difference."""
+WIDEST = 100_000
+"""A number that is given to a function or filter of texts: a width, a count, a base."""
+_ELEMENT = 32
+"""What an element of a list counts."""
+_LONG_NUMBER = re.compile(r"\d{6,}|\*")
+
+
+class TooCostly(jinja2.TemplateError):
+    """A render that would go on for ever or fill memory."""
+
+
+class TakesTooLong(TooCostly):
+    """The time is spent by now."""
+
+
+class Costs:
+    """What one render has spent."""
+
+    def __init__(self, patience: float = 1.0) -> None:
+        """`patience`: the share of the steps and seconds that it may take."""
+        self._steps = self._characters = 0
+        self._most_steps, self._most_seconds = MOST_STEPS * patience, MOST_SECONDS * patience
+        self._start = time.thread_time()
+
+    def step(self) -> None:
+        """One more round or call."""
+        self._steps += 1
+        if self._steps > self._most_steps:
+            raise TakesTooLong(f"it takes more than {self._most_steps:,.0f} steps")
+        if not self._steps & 63:
+            self._look_at_the_clock()
+
+    def make(self, characters: int) -> None:
+        """A text of this length is about to be made, or a list that counts as much."""
+        self._characters += characters
+        if self._characters > MOST_CHARACTERS:
+            raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
+        if characters > 4096:
+            self._look_at_the_clock()
+
+    def _look_at_the_clock(self) -> None:
+        if time.thread_time() - self._start > self._most_seconds:
+            raise TakesTooLong(f"it takes more than {self._most_seconds:g} seconds")
+
+
+class _Renders(threading.local):
+    costs: Costs | None = None
+
+
+_renders = _Renders()
+
+
+def costs() -> Costs:
+    """Those of the render that this thread is at; outside of one, as when a template is compiled, of the operation."""
+    return _renders.costs or Costs()
+
+
+class counted:
+    """While a template renders in this thread."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+
+    def __enter__(self) -> None:
+        self._before, _renders.costs = _renders.costs, Costs(self._patience)
+
+    def __exit__(self, *_: object) -> None:
+        _renders.costs = self._before
+
+
+def weigh(*values: Any) -> int:
+    """The characters of values written out; TooCostly beyond the limit, however often a list holds the same one."""
+    total, waiting = 0, list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str | bytes):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            total += _ELEMENT * len(value)
+            if total <= MOST_CHARACTERS:
+                waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            total += _ELEMENT * len(value)
+            if total <= MOST_CHARACTERS:
+                waiting += value
+        elif isinstance(value, int):
+            total += 8 + value.bit_length() // 3
+        else:
+            total += 8
+        if total > MOST_CHARACTERS:
+            raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
+    return total
+
+
+def depth(value: Any) -> int:
+    """How deep lists and mappings are nested; JSON of more than a thousand cannot be written anyway."""
+    deepest, level = 0, [value]
+    while level and deepest < 1000:
+        inner = [one for one in level if isinstance(one, list | tuple | Mapping)]
+        level = [child for one in inner for child in (one.values() if isinstance(one, Mapping) else one)]
+        if len(level) > MOST_CHARACTERS // _ELEMENT:
+            raise TooCostly("it writes a list that holds itself many times over")
+        deepest += 1
+    return deepest
+
+
+def demand_small_numbers(values: Sequence[Any]) -> None:
+    """TooCostly for a width or a count that no chat needs."""
+    for value in values:
+        if isinstance(value, int) and abs(value) > WIDEST:
+            raise TooCostly(f"it asks for a width or a count above {WIDEST:,}")
+
+
+def operate(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
+    """A binary operator, its result counted first."""
+    if operator == "+" and type(left) is str and type(right) is str:
+        costs().make(len(left) + len(right))
+        return left + right
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if operator in ("*", "**") and bits > 4096:
+            raise TooCostly("it computes a huge number")
+    elif operator == "*" and isinstance(left if isinstance(right, int) else right, str | bytes | list | tuple):
+        repeated, times = (left, right) if isinstance(right, int) else (right, left)
+        each = len(repeated) * (1 if isinstance(repeated, str | bytes) else _ELEMENT)
+        costs().make(each * max(times, 0))
+    elif operator == "+" and isinstance(left, str | list | tuple):
+        each = 1 if isinstance(left, str) else _ELEMENT
+        costs().make(each * (len(left) + (len(right) if hasattr(right, "__len__") else 0)))
+    elif operator == "%" and isinstance(left, str | bytes):
+        spelled = left if isinstance(left, str) else left.decode("latin-1")
+        _demand_plain_format(spelled, "%", (right,))
+    return apply(left, right)
+
+
+def demand_format(text: str, arguments: Sequence[Any]) -> None:
+    """`text.format(*arguments)`, its result counted first."""
+    if re.search(r"\{[^{}]*\{", text.replace("{{", "")):
+        raise TooCostly("it formats with a width that is itself formatted")
+    _demand_plain_format(text, "{", arguments)
+
+
+def _demand_plain_format(text: str, mark: str, arguments: Sequence[Any]) -> None:
+    if _LONG_NUMBER.search(text):
+        raise TooCostly("it formats with a width of six digits or more, or one that is not told")
+    places = text.count(mark)
+    costs().make(len(text) + places * (weigh(*arguments) + WIDEST if ":" in text or "%" in text else weigh(*arguments)))
+
+
+def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """A method or filter of this name on a text, its result counted first."""
+    if name in _SHORTENS:
+        costs().make(len(given_text))
+        return
+    text = given_text if isinstance(given_text, str) else given_text.decode("latin-1")
+    given = [*arguments, *named.values()]
+    demand_small_numbers(given)
+    numbers = max((value for value in given if isinstance(value, int)), default=0)
+    longest = max((len(value) for value in given if isinstance(value, str | bytes)), default=0)
+    match name:
+        case "indent":
+            size = len(text) + (text.count("\n") + 1) * max(numbers or 4, longest)
+        case "wordwrap":
+            size = len(text) + (len(text) // max(numbers, 1) + text.count("\n") + 1) * max(longest, 1)
+        case "expandtabs":
+            size = len(text) + text.count("\t") * (numbers or 8)
+        case "replace" if len(given) >= 2 and isinstance(given[0], str) and isinstance(given[1], str):
+            size = len(text) + text.count(given[0]) * len(given[1])
+        case "translate":
+            size = len(text) * (1 + max((weigh(value) for value in given), default=0))
+        case "split" | "rsplit" | "splitlines" | "list" | "batch" | "slice" | "unique" | "map":
+            separator = next((value for value in given if isinstance(value, str)), None)
+            size = len(text) + _ELEMENT * (text.count(separator) if separator else len(text))
+        case _:
+            size = len(text) * 8 + weigh(*given) + numbers  # escaping writes up to six for one
+    costs().make(size)
+
+
+_SHORTENS = frozenset(
+    (
+        "startswith", "endswith", "find", "rfind", "index", "count", "length", "default", "d", "strip", "lstrip",
+        "rstrip", "trim", "partition", "rpartition", "removeprefix", "removesuffix", "lower", "safe", "string",
+    )
+)  # fmt: skip
+"""Methods and filters of texts that make none longer than the one they are given."""
+
+
+def demand_json(value: Any, indent: Any) -> None:
+    """A value as JSON, counted first."""
+    weight = weigh(value)
+    demand_small_numbers([indent])
+    deep = 0 if indent is None else depth(value) * (len(indent) if isinstance(indent, str) else int(indent))
+    costs().make(weight * 2 + weight // _ELEMENT * deep)
+
+
+def bounded(name: str, filtered: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test whose result is counted first."""
+    passed = hasattr(filtered, "jinja_pass_arg")  # the context or the environment comes before the value
+
+    @functools.wraps(filtered)
+    def apply(*given: Any, **named: Any) -> Any:
+        costs().step()
+        first, *rest = given[1:] if passed else given
+        if name in ("join", "list", "sum") and not isinstance(first, str | Mapping) and hasattr(first, "__next__"):
+            first = list(first)  # what a generator holds is told only by asking for it
+            given = (*given[: int(passed)], first, *rest)
+        if name == "tojson":
+            demand_json(first, rest[1] if len(rest) > 1 else named.get("indent"))
+        elif name == "format":
+            _demand_plain_format(str(first), "%", [*rest, *named.values()])
+        elif name == "join":
+            between = next((value for value in [*rest, *named.values()] if isinstance(value, str)), "")
+            many = len(first) if hasattr(first, "__len__") else 0
+            costs().make(weigh(first) + many * len(between))
+        elif name == "sum" and not isinstance(rest[1] if len(rest) > 1 else named.get("start", 0), int | float):
+            raise TooCostly("it sums up lists")
+        elif isinstance(first, str | bytes):
+            demand_text(name, first, rest, named)
+        else:
+            demand_small_numbers([*rest, *named.values(), *([first] if name in ("round", "string") else [])])
+            costs().make(weigh(first, *rest) if name not in _LOOKS else 0)
+        return filtered(*given, **named)
+
+    return apply
+
+
+_LOOKS = (
+    "first", "last", "length", "count", "default", "d", "items", "attr", "select", "reject", "selectattr", "rejectattr",
+    "map", "random", "trim", "reverse",
+)  # fmt: skip
+"""Filters that write nothing of what a list holds."""

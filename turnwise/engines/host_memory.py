@@ -1,0 +1,190 @@
+"""What a learner on a GPU keeps in the machine's own memory and what checkpoints take of a disk, known beforehand."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.choices import Offload, OptimizerName, Precision, Ship
+from turnwise.config import Config
+from turnwise.engines.devices import device_of, look
+from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
+from turnwise.errors import ConfigError
+from turnwise.sandbox.resources import free_memory
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of an optimizer that lies in the CPU's memory (`learner.offload=optimizer`)."""
+
+    masters: int
+    """The float32 weights."""
+    moments: int
+    gradients: int
+    """Page-locked, for gradients on their way down."""
+    rounded: int
+    """Page-locked, for narrow weights on their way up."""
+
+    @property
+    def bytes(self) -> int:
+        """All of it, which is there from the first update on."""
+        return self.masters + self.moments + self.gradients + self.rounded
+
+    def line(self) -> str:
+        """As the plan has it."""
+        parts = {
+            "float32 weights": self.masters,
+            "moments": self.moments,
+            "gradients on their way down": self.gradients,
+            "rounded weights on their way up": self.rounded,
+        }
+        named = ", ".join(f"{_gib(size)} {name}" for name, size in parts.items() if size)
+        return f"of the machine's own memory {_gib(self.bytes)} (learner.offload=optimizer): {named}"
+
+
+def host_memory(config: Config, training: Training) -> HostMemory | None:
+    """Of the config's learner; None where its optimizer lies where it computes."""
+    learner = config.learner
+    if learner.offload is not Offload.optimizer or device_of(learner.device, look()) == "cpu":
+        return None
+    facts = facts_of(config)
+    size = size_of(facts)
+    if size is None:
+        return None
+    own_critic = training.critic and not learner.shared_critic
+    trained = size.trained(learner)
+    if learner.processes > 1:  # FSDP2 keeps weights, gradients and moments of all ranks there
+        copies = 2 if own_critic else 1
+        return HostMemory(4 * copies * trained, 8 * copies * trained, 4 * copies * trained, 0)
+    narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
+    tensors = facts.tensors if not learner.lora_rank and sum(facts.tensors) == trained else None
+    found = _optimizer(trained, tensors, config, narrow=narrow)
+    if not own_critic:
+        return found
+    critic = _optimizer(size.trainable(learner), facts.tensors or None, config, narrow=narrow)
+    return HostMemory(*(a + b for a, b in zip(_parts(found), _parts(critic), strict=True)))
+
+
+def _parts(found: HostMemory) -> tuple[int, ...]:
+    return found.masters, found.moments, found.gradients, found.rounded
+
+
+def _optimizer(trained: int, tensors: tuple[int, ...] | None, config: Config, *, narrow: bool) -> HostMemory:
+    """Of one model; where the sizes of its tensors are not known, as much as page-locked ones may take."""
+
+    def locked(itemsize: int) -> int:
+        return sum(page_locked(n * itemsize) for n in tensors) if tensors else 2 * trained * itemsize
+
+    moments = (2 if config.learner.optimizer is OptimizerName.adamw8bit else 8) * trained
+    return HostMemory(4 * trained if narrow else locked(4), moments, locked(4), locked(2) if narrow else 0)
+
+
+def page_locked(size: int) -> int:
+    """Bytes that torch's allocator of page-locked memory takes for a tensor: the next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def check_host_memory(config: Config, training: Training, free: int | None = None) -> None:
+    """Refuse a learner whose optimizer does not fit into the memory that is free (`free`: as measured): the kernel
+    would end the run in its first update without a word."""
+    found = host_memory(config, training)
+    if found is None or (free is None and sys.platform != "linux"):
+        return
+    free = free_memory() if free is None else free
+    if found.bytes > free:
+        raise ConfigError(
+            f"learner.offload=optimizer keeps {_gib(found.bytes)} in the machine's own memory, of which {_gib(free)} "
+            f"are free here ({found.line().partition(': ')[2]}); what helps: learner.optimizer=adamw8bit, on the GPU "
+            "(learner.offload=none) or here, learner.lora_rank=16, a machine with more memory"
+        )
+
+
+# --- disk -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Bytes on disk of one checkpoint, and how many are there at once."""
+
+    policy: int
+    """The Hugging Face folder."""
+    state: int
+    """float32 weights and moments of what is trained."""
+    most: int
+    best: int = 0
+    """A second copy of the policy, of the best evaluation (training.ship)."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all that may be there at once."""
+        return self.each * self.most + self.best
+
+    @property
+    def each(self) -> int:
+        """Bytes of one."""
+        return self.policy + self.state
+
+    def line(self) -> str:
+        """As the plan has it."""
+        kept = " beside the best policy" if self.best else ""
+        return (
+            f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} what "
+            f"the learner goes on from), and up to {self.most} are there at once{kept}: {_size(self.total)}"
+        )
+
+
+def checkpoints(config: Config, training: Training) -> Checkpoints | None:
+    """What a run with this config writes; its last step is always saved. None where config.json does not tell."""
+    size = size_of(facts_of(config))
+    if size is None:
+        return None
+    options = config.training
+    written = min(options.keep + 1, 1 + (-(-options.steps // options.save_every) if options.save_every else 0))
+    policy = _policy(config, size)
+    best = policy if options.ship is Ship.best else 0
+    return Checkpoints(policy, _state(config, size, training), max(1, written), best)
+
+
+def _policy(config: Config, size: ModelSize) -> int:
+    learner = config.learner
+    on_gpu = device_of(learner.device, look()) != "cpu"
+    narrow = on_gpu and (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
+    return size.weights * (2 if narrow else 4)
+
+
+def _state(config: Config, size: ModelSize, training: Training) -> int:
+    learner = config.learner
+    each = 4 + (2 if learner.optimizer is OptimizerName.adamw8bit else 8)
+    critic = size.trainable(learner) if training.critic and not learner.shared_critic else 0
+    return each * (size.trained(learner) + critic)
+
+
+def check_disk(config: Config, training: Training, free: int | None = None) -> Iterator[str]:
+    """Refuse a run whose disk (`free`: as measured) has no room for its last checkpoint; a warning where there is none
+    for all that it keeps."""
+    found = checkpoints(config, training)
+    if found is None:
+        return
+    place = Path.cwd() / config.runs_dir
+    free = (
+        shutil.disk_usage(next(one for one in (place, *place.parents) if one.exists())).free if free is None else free
+    )
+    advice = "what helps: training.save_every=0 (the last one only), learner.lora_rank, runs_dir on another disk"
+    if found.each > free:
+        raise ConfigError(
+            f"{place} has {_size(free)} left, and a run ends with a checkpoint of {_size(found.each)}; {advice}"
+        )
+    if found.total > free:
+        yield (
+            f"{place} has {_size(free)} left, and the run may hold {_size(found.total)} at once ({found.most} "
+            f"checkpoints of {_size(found.each)}); {advice}, training.ship=last, or a smaller training.keep"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _size(size: int) -> str:
+    return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"
