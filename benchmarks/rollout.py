@@ -45,6 +45,7 @@ from turnwise.types import (
     Completion,
     FinishReason,
     Group,
+    Image,
     JsonSchema,
     Ledger,
     Message,
@@ -141,8 +142,11 @@ class MessageBackend:
     segments: list[Ledger] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     tools: Sequence[JsonSchema] = ()
-    takes_images = False
+    sees = frozenset[Role]()
     token_spans = None
+
+    def has_seen(self, images: Sequence[Image]) -> bool:
+        return not images
 
     def open(self, prompt: Sequence[Message]) -> None:
         return None

@@ -44,13 +44,16 @@ class Run:
 
     level: SandboxLevel
     quick: bool
+    most: int | None
+    """Repetitions of anything; None for as many as its figure needs."""
     busy: float = 0.0
     judged: int = 0
     missed: list[str] = field(default_factory=list)
     found: dict[str, float] = field(default_factory=dict)
 
     def count(self, usual: int, quick: int) -> int:
-        return quick if self.quick else usual
+        needed = quick if self.quick else usual
+        return needed if self.most is None else min(self.most, needed)
 
     def head(self, title: str) -> None:
         """A new section, after a look at what others are doing."""
@@ -377,11 +380,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", choices=[level.name for level in SandboxLevel], default="auto")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions everywhere")
+    parser.add_argument("--most", type=int, help="repetitions of anything; 4 only shows that it runs")
     parser.add_argument("host", nargs="?", help=argparse.SUPPRESS)  # the level at which to be a host that is killed
     arguments = parser.parse_args()
     if arguments.host:
         return asyncio.run(be_a_host(SandboxLevel[arguments.host]))
-    run = Run(SandboxLevel[arguments.level], arguments.quick)
+    run = Run(SandboxLevel[arguments.level], arguments.quick, arguments.most)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory(prefix="turnwise-benchmark-") as folder:
         os.chmod(folder, 0o711)  # sessions of another uid have their folders in it

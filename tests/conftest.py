@@ -38,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)  # they fill in what a config leaves open, and tests leave much open
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test works in an empty folder: what a clone was used for (runs/, data/, a config) changes no test."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd", numbered=True))
+
+
 @pytest.fixture(scope="session")
 def engine_is_exact() -> bool:
     """Whether the torch engine proves that batching changes no bit of the bundled model here."""

@@ -1,5 +1,6 @@
 """Finding what users bring: by module or file, from any folder, and never a namesake by mistake."""
 
+import signal
 import subprocess
 import sys
 
@@ -153,3 +154,15 @@ def test_the_folder_is_the_registry():
         builtin("turnwise.rollout.agent_loops", "single_trun", "agent loop")
     with pytest.raises(PluginError, match="unknown tool 'tool'"):
         builtin("turnwise.rollout.tools", "tool", "tool", leave_out=("tool",))
+
+
+def test_an_import_that_never_ends_is_said_and_ended(tmp_path, monkeypatch, capfd):
+    (tmp_path / "endless.py").write_text("import time\ntry:\n    time.sleep(600)\nexcept Exception:\n    pass\n")
+    monkeypatch.setattr("turnwise.plugins.SLOW_IMPORT", 0.05)
+    monkeypatch.setattr("turnwise.plugins.LONGEST_IMPORT", 1.0)
+    with pytest.raises(PluginError, match="it has not ended after 1 s"):
+        load(f"{tmp_path}/endless.py:tool", "tool")
+    assert "endless.py:tool': still importing after 0.05 s" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    (tmp_path / "quick.py").write_text("tool = 3\n")
+    assert load(f"{tmp_path}/quick.py:tool", "tool") == 3

@@ -1,12 +1,15 @@
 """Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`; errors say what was tried."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,9 @@ from turnwise.verl_imports import advice, instead, needs_verl, stand_ins
 
 LONGEST_NAME = 80
 """Characters that a message shows of a name."""
+SLOW_IMPORT = 15.0
+"""Seconds after which it is said that something is still importing."""
+LONGEST_IMPORT = 300.0
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -53,14 +59,43 @@ def load_module(place: str, kind: str, *, near: Path | None = None) -> ModuleTyp
 def _module(place: str, spec: str, kind: str, near: Path | None) -> ModuleType:
     folders = [folder for folder in (near, Path.cwd()) if folder is not None]
     if place.endswith(".py"):
-        with stand_ins():
+        with stand_ins(), _watched(spec, kind):
             return _from_file(place, spec, kind, folders)
     for folder in folders:  # before the stand-ins look whether there is a verl: it may be the user's own, here
         if str(folder) not in sys.path:
             sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages
     importlib.invalidate_caches()
-    with stand_ins():
+    with stand_ins(), _watched(spec, kind):
         return _from_name(place, spec, kind, folders)
+
+
+class ImportTookTooLong(BaseException):
+    """Raised in the middle of a user's code, which may catch every Exception."""
+
+
+@contextlib.contextmanager
+def _watched(spec: str, kind: str) -> Iterator[None]:
+    """Say that an import takes long, and end one that never does; only the main thread can be interrupted."""
+    said = f"{kind} {spec[:LONGEST_NAME]!r}: still importing after {SLOW_IMPORT:g} s"
+    word = threading.Timer(SLOW_IMPORT, print, [said], {"file": sys.stderr})
+    word.daemon = True
+    in_main = threading.current_thread() is threading.main_thread()
+    stops = in_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL  # else it is another's, or an outer import's
+
+    def give_up(*_: object) -> None:
+        raise ImportTookTooLong(f"it has not ended after {LONGEST_IMPORT:g} s")
+
+    word.start()
+    try:
+        if stops:
+            signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_IMPORT)
+        yield
+    finally:
+        word.cancel()
+        if stops:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def call(function: Any, spec: str, kind: str, *args: Any) -> Any:

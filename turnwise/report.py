@@ -17,7 +17,7 @@ from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, Share, reduce, share
 from turnwise.rollout.agent_loops.openai_client import ERROR, IGNORED
 from turnwise.rollout.episode import ENGINE_LOST
-from turnwise.rollout.tool_report import tool_reports, warnings
+from turnwise.rollout.tool_report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.source_report import Fitted, SourceReport, by_column, by_row, narrowest
 from turnwise.storage.transcript import visible
@@ -255,7 +255,7 @@ def agent_errors(trajectories: Sequence[Trajectory]) -> str | None:
     raised = Counter(one.artifacts[ERROR] for one in trajectories if one.stop_reason is StopReason.AGENT_ERROR)
     if not raised:
         return None
-    why = f"most often {visible(raised.most_common(1)[0][0])}"
+    why = f"most often {visible(raised.most_common(1)[0][0][:LONGEST_ERROR])}"
     return f"the agent raised over what the policy wrote, {why}, in {raised.total()} of {len(trajectories)} episodes"
 
 

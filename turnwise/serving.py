@@ -6,6 +6,7 @@ import binascii
 import contextlib
 import errno
 import hmac
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -89,6 +90,15 @@ async def serving_beside(app: ASGIApp, host: str) -> AsyncIterator[int]:
             await work
 
 
+class _Quiet(logging.Filter):
+    """Without what uvicorn says of requests that were under way when it was told to stop: that is what was wanted."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is worth a line."""
+        stopped = isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return not stopped and "timeout graceful shutdown exceeded" not in record.getMessage()
+
+
 class _Beside(uvicorn.Server):
     """A server that leaves signals alone: they are for the work that it is beside."""
 
@@ -101,7 +111,7 @@ def _settings(app: ASGIApp, idle_seconds: float) -> uvicorn.Config:
     class Protocol(_Impatient):
         patience = idle_seconds
 
-    return uvicorn.Config(
+    settings = uvicorn.Config(
         app,
         http=Protocol,
         log_level="warning",
@@ -110,6 +120,10 @@ def _settings(app: ASGIApp, idle_seconds: float) -> uvicorn.Config:
         timeout_keep_alive=int(max(1, idle_seconds)),
         timeout_graceful_shutdown=5,
     )
+    log = logging.getLogger("uvicorn.error")
+    if not any(isinstance(one, _Quiet) for one in log.filters):
+        log.addFilter(_Quiet())
+    return settings
 
 
 class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -82,12 +82,13 @@ def test_checkpoints_are_counted_and_a_full_disk_is_refused_before_the_run(tmp_p
     asked = config_of(f"runs_dir={tmp_path / 'not' / 'yet'}", "training.steps=40", "training.save_every=10")
     found = checkpoints(asked, Training())
     assert found is not None and found.most == 3 and found.each / 1e9 == pytest.approx(106.6, abs=0.1)
-    assert list(check_disk(asked, Training(), free=3 * found.each)) == []
-    assert "3 checkpoints of 99.3 GiB" in next(check_disk(asked, Training(), free=3 * found.each - 1))
+    assert found.total == 3 * found.each + found.policy  # of the best evaluation
+    assert list(check_disk(asked, Training(), free=found.total)) == []
+    assert "3 checkpoints of 99.3 GiB" in next(check_disk(asked, Training(), free=found.total - 1))
     with pytest.raises(ConfigError, match=r"not/yet has 50.0 GiB left, and a run ends with a checkpoint of 99.3 GiB"):
         list(check_disk(asked, Training(), free=50 * GIB))
-    last = checkpoints(config_of("training.save_every=0"), Training())
-    assert last is not None and last.most == 1
+    last = checkpoints(config_of("training.save_every=0", "training.ship=last"), Training())
+    assert last is not None and last.most == 1 and last.total == last.each
     eighth = checkpoints(config_of("learner.optimizer=adamw8bit"), Training())
     assert eighth is not None and eighth.each / 1e9 == pytest.approx(60.9, abs=0.1)
 

@@ -6,8 +6,8 @@ import pytest
 
 from turnwise.errors import DataError, ScoringFailed, TurnwiseError
 from turnwise.retrying import AttemptFailed
-from turnwise.scoring.failures import ScoringStats, check_scoring, counted, retry_policy, score_retrying
-from turnwise.scoring.scorer import apply
+from turnwise.scoring.failures import ScoringStats, check_scoring, counted, retry_policy, score_retrying, within
+from turnwise.scoring.scorer import apply, evaluate
 from turnwise.types import Message, Role, Sample, StopReason, Trajectory
 
 
@@ -87,3 +87,17 @@ def test_episodes_that_failed_by_themselves_were_never_scored():
     with pytest.raises(TurnwiseError, match="1 of 2 trajectories"):
         check_scoring([*others, episode(), episode("scoring: no")], 0.2)
     check_scoring([], 0.2)
+
+
+def test_a_scorer_that_never_returns_is_a_failure_and_not_the_end_of_the_run(monkeypatch):
+    async def endless(trajectory):
+        await asyncio.Event().wait()
+
+    async def late(trajectory):
+        raise TimeoutError("of its own")
+
+    monkeypatch.setattr("turnwise.scoring.failures.PATIENCE", 1)
+    with pytest.raises(ScoringFailed, match=r"endless took longer than 0.05 s, 1 times scoring.timeout"):
+        asyncio.run(evaluate(within(endless, 0.05), None))
+    with pytest.raises(ScoringFailed, match="late raised TimeoutError: of its own"):
+        asyncio.run(evaluate(within(late, 60.0), None))

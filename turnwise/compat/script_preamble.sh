@@ -14,7 +14,7 @@ tw_note() { # one file a note, so that background jobs do not mix theirs
 tw_line() { # where the script called what is noted
   local depth
   for ((depth = 1; depth < ${#BASH_SOURCE[@]}; depth++)); do
-    [[ ${BASH_SOURCE[depth]} == "$BASH_ENV" ]] || { TW_LINE=${BASH_LINENO[depth - 1]}; return 0; }
+    [[ ${BASH_SOURCE[depth]} == "$BASH_ENV" || ${BASH_SOURCE[depth]} == "$TW_SCRATCH"/bin/* ]] || { TW_LINE=${BASH_LINENO[depth - 1]}; return 0; }
   done
   TW_LINE=0
 }

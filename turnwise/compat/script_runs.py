@@ -29,6 +29,8 @@ ROOT = f"{SCRATCH}/host"
 """Stands for / of this machine."""
 _NOTES = f"{SCRATCH}/notes"
 _PLACE = f"{SCRATCH}/preamble.sh"
+_PROGRAMS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "ray")
+"""What is found on PATH too, for programs that start programs (xargs) and for `command python3`."""
 _PREAMBLE = Path(__file__).with_name("script_preamble.sh")
 _NAMES = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
 _SECRET = re.compile(r"(?i)key|token|secret|passw|credential")
@@ -56,6 +58,8 @@ class ScriptRun:
     """Variables that are set nowhere and were taken as empty: where it counts with them."""
     inherited: tuple[str, ...]
     """Variables of this process that it read."""
+    complaints: tuple[str, ...]
+    """What bash itself said was wrong: `line 12: /dev/fd/63: No such file or directory`."""
     ending: str
     """How it ended, if not well: `ended with exit code 1 (line 12: cd: no such file)`."""
 
@@ -86,7 +90,7 @@ async def run_script(
     unset = dict.fromkeys(note[3] for note in notes if note[0] == "unset")
     missing = [name for name in asked if name not in files]
     ending = _ending(ran) if len(notes) < MOST_NOTES else f"is read up to its first {MOST_NOTES} commands"
-    return ScriptRun(tuple(calls), tuple(missing), tuple(unset), tuple(inherited), ending)
+    return ScriptRun(tuple(calls), tuple(missing), tuple(unset), tuple(inherited), _complaints(ran), ending)
 
 
 async def _one_run(
@@ -98,13 +102,16 @@ async def _one_run(
 ) -> Ran:
     here, home = ROOT + os.getcwd(), f"{ROOT}{Path.home()}"
     contents = {**{f"{ROOT}{name}": content for name, content in files.items()}, _PLACE: _PREAMBLE.read_bytes()}
+    for name in _PROGRAMS:
+        does = "tw_python" if name.startswith("python") else "tw_launch"
+        contents[f"{SCRATCH}/bin/{name}"] = f'#!/bin/bash\n{does} {name} "$@"\n'.encode()
     unpacked = await session.run(argv=["tar", "-x"], given=_packed(contents))
     made = await session.run(argv=["mkdir", "-p", here, home, _NOTES])
     if not unpacked.fine or not made.fine:
         raise ConfigError(f"{path}: it could not be put into the sandbox: {(unpacked.output + made.output)[-200:]}")
     settings = {
-        **inherited, "HOME": home, "PATH": "/usr/bin:/bin", "BASH_ENV": _PLACE, "TW_ROOT": ROOT, "TW_SCRATCH": SCRATCH,
-        "TW_NOTES": _NOTES, "TW_PYTHON": sys.executable, "TW_TOP": ROOT + _checkout(Path.cwd()),
+        **inherited, "HOME": home, "PATH": f"{SCRATCH}/bin:/usr/bin:/bin", "BASH_ENV": _PLACE, "TW_ROOT": ROOT,
+        "TW_SCRATCH": SCRATCH, "TW_NOTES": _NOTES, "TW_PYTHON": sys.executable, "TW_TOP": ROOT + _checkout(Path.cwd()),
     }  # fmt: skip
     words = [f"{name}={value}" for name, value in settings.items()]
     return await session.run(argv=["env", "-i", *words, "bash", f"{ROOT}{path}", *arguments], folder=here)
@@ -157,7 +164,11 @@ def _ending(ran: Ran) -> str:
         return ""
     if ran.stopped is not None:
         return f"was {ran.stopped}"
-    complaints = _COMPLAINT.findall(ran.output)
+    complaints = _complaints(ran)
     broken = [complaint for complaint in complaints if "syntax error" in complaint]
     last = (broken[:1] or complaints[-1:] or ran.output.strip().split("\n")[-1:])[0].strip()
     return f"ended with exit code {ran.exit}" + (f" ({last[:200]})" if last else "")
+
+
+def _complaints(ran: Ran) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.replace(ROOT, "") for text in _COMPLAINT.findall(ran.output)))

@@ -41,6 +41,9 @@ class _Launch:
     program: str
     words: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.program}, started in line {self.line}" if self.line else self.program
+
 
 def is_script(path: Path) -> bool:
     """By its name or its first line."""
@@ -109,9 +112,9 @@ def _read_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]
 
 
 def _notes(run: ScriptRun, launches: Sequence[_Launch], chosen: _Launch, unread: Sequence[str]) -> Iterator[str]:
-    yield f"read: {chosen.program}, started in line {chosen.line}, as bash in the sandbox would start it"
+    yield f"read: {chosen}, as bash in the sandbox would start it"
     if len(launches) > 1:
-        lines = ", ".join(f"{launch.program} (line {launch.line})" for launch in launches[-MOST_NAMED:])
+        lines = "; ".join(map(str, launches[-MOST_NAMED:]))
         yield f"{len(launches)} programs are started with keys, and one is read, the last that trains a policy: {lines}"
     if run.inherited:
         yield f"from your environment: {', '.join(run.inherited)}"
@@ -131,6 +134,8 @@ def _gaps(run: ScriptRun) -> Iterator[str]:
     )
     if asked:
         yield f"not run, so that they answered nothing: {', '.join(list(asked)[:MOST_NAMED])}"
+    if run.complaints and not run.ending:
+        yield f"bash said: {'; '.join(run.complaints[:MOST_NAMED])[:400]}"
     if run.ending:
         yield f"the script {run.ending}"
 

@@ -23,6 +23,9 @@ class RolloutConfig:
     client: str | None = None
     """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
     function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
+    client_env: list[str] = field(default_factory=list, metadata=only("rollout.client", "*"))
+    """Variables that a program (`exec:`) gets beside PATH, HOME, LANG and the like. Set what your agent needs, such as
+    [SEARCH_KEY, HTTPS_PROXY]; nothing else of the run's environment reaches it."""
     scripted_answer: str = "#### 0"
     """What the model's stand-in answers when a run is tried before it begins. Set it where an agent or a scorer reads
     only answers of a form of its own, such as '{"answer": 0}'."""
@@ -126,8 +129,9 @@ class ScoringConfig:
     workers: int = knob(0, at_least(0, 4096), only("scoring.run", "pool", "http"))
     """Processes of the pool, or requests under way; 0 takes the number of cores, and 32 requests. Raise it when scoring
     is what a step waits for."""
-    timeout: float = knob(30.0, duration(), only("scoring.run", "pool", "http", "batch"))
-    """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites."""
+    timeout: float = knob(30.0, duration())
+    """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites. With
+    `inline` it is twenty times as long, since waiting for a sandbox or a judge counts, and one that blocks goes on."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
     agent_error: float | None = knob(0.0, any_number(), only("rollout.client", "*"))

@@ -1,5 +1,6 @@
 """Failures of the machinery of scoring: how they are retried, counted, and when there are too many of them."""
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from turnwise.scoring.scorer import SCORING, Score, Scorer, evaluate, is_failed,
 from turnwise.types import Trajectory
 
 LONGEST_WAIT = 10.0
+PATIENCE = 20
 LONGEST_ASKED_WAIT = 60.0
 """Of what a server may ask for with Retry-After."""
 
@@ -105,6 +107,26 @@ def counted(scorer: Scorer, stats: ScoringStats) -> Scorer:
 
     count.__qualname__ = name_of(scorer)
     return count
+
+
+def within(scorer: Scorer, seconds: float) -> Scorer:
+    """The scorer with a limit of time where it is called: PATIENCE times what one trajectory may take, since it waits
+    there for its turn too. ScoringFailed when it is over. One that blocks can only be stopped in a process."""
+    name, most = name_of(scorer), PATIENCE * seconds
+
+    async def score(trajectory: Trajectory) -> float | dict[str, float] | Score:
+        try:
+            async with asyncio.timeout(most) as limit:
+                return await scorer(trajectory)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ScoringFailed(
+                f"scorer {name} took longer than {most:g} s, {PATIENCE} times scoring.timeout"
+            ) from error
+
+    score.__qualname__ = name
+    return score
 
 
 def scoring_failed(trajectory: Trajectory) -> bool:

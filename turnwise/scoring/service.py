@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.failures import ScoringStats, counted
+from turnwise.scoring.failures import ScoringStats, counted, within
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
@@ -55,7 +55,10 @@ class Scoring:
         `runner` is the one that the config names, or another instead."""
         runner = runner or make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, _as_configured(counted(own, runner.stats), config)))
+            return cls(
+                runner,
+                dict.fromkeys(sources, _as_configured(counted(within(own, config.timeout), runner.stats), config)),
+            )
         named = {source: spec_for(source, config.scorers, known) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:

@@ -90,11 +90,12 @@ def test_the_words_are_those_that_bash_gives(name: str, both: dict[str, tuple[li
 
 
 def test_what_a_person_should_know_is_said(both: dict[str, tuple[list[list[str]], ScriptWords]]) -> None:
+    assert len(both["starters"][0]) == 4 and "4 programs are started" in both["starters"][1].notes[1]
     _, several = both["launches"]
     assert several.notes[1].startswith(
         "3 programs are started with keys, and one is read, the last that trains a policy:"
     )
-    assert "verl.trainer.fsdp_sft_trainer (line 6)" in several.notes[1]
+    assert "verl.trainer.fsdp_sft_trainer, started in line 6" in several.notes[1]
     _, unset = both["unset"]
     assert dict(unset.overrides)["data.train_files"] == "${NOBODY_SETS_DATA}/train.parquet"
     assert any("NOBODY_SETS_MODEL" in note for note in unset.notes)
@@ -209,3 +210,10 @@ def test_every_script_of_a_checkout(shells: Callable[..., ShellPool], monkeypatc
 def _same(wanted: str, read: str) -> bool:
     """But for the clock, and for what is not set, which keeps its name."""
     return re.sub(r"\d{2,}", "", wanted) == re.sub(r"\d{2,}", "", UNSET.sub("", read))
+
+
+@pytest.mark.usefixtures("shells")
+def test_what_bash_cannot_do_here_is_said(tmp_path: Path) -> None:
+    found = translate(write(tmp_path, f'mapfile -t MORE < <(echo data.x=1)\n{LAUNCH} "${{MORE[@]}}"\n'), other_names())
+    read = {fate.key for fate in found.fates}
+    assert "data.x" in read or any(note.startswith("bash said: line 1: /dev/fd/") for note in found.notes)

@@ -1,5 +1,6 @@
 """Agents that are programs of their own: their calls are recorded, and nothing of them outlives the episode."""
 
+import json
 import os
 import shlex
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.errors import ConfigError
 from turnwise.types import StopReason
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agent" / "program.py"
@@ -99,6 +101,20 @@ def test_one_that_gives_up_over_the_policys_words_has_played(theatre, tmp_path, 
 def test_one_that_gives_up_before_the_policy_spoke_has_failed(theatre, tmp_path):
     found = theatre.show(["ok"], client=command(tmp_path, "import sys\nsys.exit('no')\n", tmp_path / "child")).play()
     assert found.stop_reason is StopReason.FAILED and "exit status 1: no" in found.failure
+
+
+def test_it_gets_the_variables_that_are_named_and_no_secret(theatre, tmp_path, monkeypatch):
+    secrets = ("HF_TOKEN", "WANDB_API_KEY", "TURNWISE_SANDBOX_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY")
+    for name in (*secrets, "SEARCH_KEY", "LC_TIME"):
+        monkeypatch.setenv(name, f"mine-{name}")
+    client = command(tmp_path, f"{CALL}print(json.dumps(dict(os.environ)))")
+    found = theatre.show(["ok"], client=client, client_env=["SEARCH_KEY"]).play()
+    given = json.loads(found.artifacts["client_result"])
+    assert given["SEARCH_KEY"] == "mine-SEARCH_KEY" and given["LC_TIME"] == "mine-LC_TIME" and "PATH" in given
+    assert not any(f"mine-{name}" in value for name in secrets for value in given.values())
+    assert given["OPENAI_API_KEY"] == "turnwise" and "127.0.0.1" in given["NO_PROXY"]
+    with pytest.raises(ConfigError, match=r"rollout.client_env: the environment variable NO_SUCH_KEY is not set"):
+        theatre.show(["ok"], client=client, client_env=["NO_SUCH_KEY"])
 
 
 def test_one_that_never_ends_is_killed_when_its_time_is_up(theatre, tmp_path):

@@ -67,7 +67,7 @@ def loop_of(config: RolloutConfig) -> Callable[[Conversation], Awaitable[None]]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"rollout.client needs {error.name}: pip install turnwise[server]") from error
     if spec.startswith(command_agent.PREFIX):
-        return functools.partial(openai_client, client=command_agent.command_agent(spec))
+        return functools.partial(openai_client, client=command_agent.command_agent(spec, config.client_env))
     client = load(spec, "client")
     if not callable(client) or isinstance(client, type):
         raise PluginError(f"client {spec!r} must be a function, not {type(client).__name__}")

@@ -27,6 +27,12 @@ GRACE_SECONDS = 5.0
 """For what it printed to be read once it is gone; only what left its process group can still hold the pipes."""
 POLL_SECONDS = 0.05
 OUR_KEY = "turnwise"
+PASSED_ON = frozenset(
+    {"PATH", "HOME", "SHELL", "TERM", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR"}
+    | {"PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "CONDA_PREFIX", "NODE_PATH", "LD_LIBRARY_PATH"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
+)
+"""Variables that every program gets, with LC_*: where things are, and no secrets."""
 
 
 class CommandFailed(Exception):
@@ -41,8 +47,9 @@ class CommandEnded(CommandFailed):
         self.status, self.words = status, words
 
 
-def command_agent(spec: str) -> Callable[[str, Sample], Awaitable[str]]:
-    """The agent of `exec:python agent.py`; what it prints is its result. No shell reads the command."""
+def command_agent(spec: str, variables: Sequence[str] = ()) -> Callable[[str, Sample], Awaitable[str]]:
+    """The agent of `exec:python agent.py`; what it prints is its result. No shell reads the command. Of our environment
+    it gets little more than these variables."""
     try:
         command = shlex.split(spec.removeprefix(PREFIX))
     except ValueError as error:
@@ -52,19 +59,23 @@ def command_agent(spec: str) -> Callable[[str, Sample], Awaitable[str]]:
     if shutil.which(command[0]) is None:
         raise ConfigError(f"rollout.client {spec!r}: there is no program {command[0]!r} here")
 
+    for name in variables:
+        if name not in os.environ:
+            raise ConfigError(f"rollout.client_env: the environment variable {name} is not set")
+
     async def agent(base_url: str, sample: Sample) -> str:
-        return await _run(command, base_url, sample)
+        return await _run(command, _environment(base_url, variables), sample)
 
     return agent
 
 
-async def _run(command: Sequence[str], base_url: str, sample: Sample) -> str:
+async def _run(command: Sequence[str], environment: dict[str, str], sample: Sample) -> str:
     with tempfile.TemporaryFile() as told:
         told.write(json.dumps(_as_json(sample)).encode() + b"\n")
         told.seek(0)
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command, stdin=told, stdout=pipe, stderr=pipe, env=_environment(base_url), start_new_session=True
+            command, stdin=told, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
         )
     assert process.stdout is not None and process.stderr is not None
     said = asyncio.ensure_future(_printed(process.stdout))
@@ -157,9 +168,10 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     ]
 
 
-def _environment(base_url: str) -> dict[str, str]:
-    """Ours, with the addresses that SDKs look for; keys that are meant for others do not come to us."""
-    found = dict(os.environ)
+def _environment(base_url: str, variables: Sequence[str]) -> dict[str, str]:
+    """The addresses that SDKs look for, keys that open nothing, and what of ours a program may know."""
+    wanted = PASSED_ON | set(variables)
+    found = {name: value for name, value in os.environ.items() if name in wanted or name.startswith("LC_")}
     for name in ("NO_PROXY", "no_proxy"):
         found[name] = ",".join(one for one in (found.get(name), "127.0.0.1") if one)
     ours = {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1")}

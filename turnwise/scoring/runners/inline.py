@@ -1,18 +1,19 @@
 """The `inline` runner: scorers are called where they are needed."""
 
 from turnwise.config import ScoringConfig
-from turnwise.scoring.failures import ScoringStats, counted
+from turnwise.scoring.failures import ScoringStats, counted, within
 from turnwise.scoring.scorer import Scorer, ScorerSpec
 
 
 class InlineRunner:
     """Nothing to start, nothing to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.stats = ScoringStats()
+        self._seconds = seconds
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
-        return counted(spec.make(), self.stats)
+        return counted(within(spec.make(), self._seconds), self.stats)
 
     async def start(self) -> None:
         return None
@@ -23,4 +24,4 @@ class InlineRunner:
 
 def make(config: ScoringConfig) -> InlineRunner:
     """The runner for `scoring.run=inline`."""
-    return InlineRunner()
+    return InlineRunner(config.timeout)
