@@ -208,8 +208,10 @@ def test_the_time_of_a_users_reply_is_how_long_it_took(theatre):
     assert 0 < trajectory.turns[0].reply_seconds <= took
 
 
-def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(theatre, call):
-    """Only another conversation of the episode that still holds tokens could give some back."""
+def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(theatre, call, monkeypatch):
+    """Only another conversation of the episode that still holds tokens could give some back. Replies are held back, as
+    those with images are that are still to be prepared."""
+    monkeypatch.setattr("turnwise.rollout.chat_backends.TokenBackend.has_seen", lambda self, images: False)
     free = theatre.show([call("wordy"), "done"], tools=[wordy]).play()
     show = theatre.show([call("wordy"), "done"], tools=[wordy])
     show.context.config.rollout.max_tokens = free.turns[1].start - free.turns[0].start
