@@ -15,7 +15,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.chat.trials import Course
-from turnwise.types import Message, Role
+from turnwise.types import Message, Role, ToolCall
 
 PROMPT = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is it?")]
 
@@ -151,3 +151,29 @@ def test_a_rewritten_history_without_the_answers_is_refused_by_every_mode(folder
     )
     tested = Renderer(Tokenizer(folder("qwen25"), str(path)), load_format("hermes"), history=history)
     assert "drops what the assistant said" in foreseen(tested, user=True).refused
+
+
+def test_earlier_thoughts_are_looked_at_also_where_every_usual_message_is_rewritten(public):
+    """A thought that is never closed stays, and the one before it goes: what came first was not looked at."""
+    talk = Talk(public("nemotron_3_nano"), PROMPT)
+    talk.answer_and_hear_user("hm\n</think>\n\nIt is so.", "Sure?")
+    before = len(talk.segments)
+    talk.answer_and_hear_user("never closed", "Go on.")
+    talk.say("hm\n</think>\n\nYes.", talk.renderer.end_id)
+    assert before == 2
+    for ledger in talk.segments[-1:]:
+        assert talk.renderer.check(ledger, talk.messages, talk.tools).problem is None
+
+
+@pytest.mark.parametrize("name", ["gemma4_v5", "nemotron_3_nano", "qwen3_5_nothink"])
+def test_words_before_a_call_that_a_template_moves_are_followed(public, name):
+    talk = Talk(public(name), PROMPT)
+    form = talk.renderer.call_format
+    thought = form.render_thought("hm", is_open=talk.renderer.in_reasoning)
+    for words in (thought, thought + "Well.\n", thought):
+        message = talk.say(words + form.render_call(ToolCall("", "probe", {"x": "1"})), talk.renderer.call_end_id)
+        talk.append_replies(
+            *(Message(Role.TOOL, "42", tool_call_id=call.id, name="probe") for call in message.tool_calls)
+        )
+    talk.say(thought + "It is so.", talk.renderer.end_id)
+    assert talk.renderer.check(talk.ledger, talk.messages, talk.tools).problem is None

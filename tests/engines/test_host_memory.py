@@ -8,6 +8,7 @@ import pytest
 
 from turnwise.compose import compose
 from turnwise.config import Config
+from turnwise.engines import devices
 from turnwise.engines import host_memory as module
 from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.host_memory import check_disk, check_host_memory, checkpoints, host_memory, page_locked
@@ -33,7 +34,7 @@ def with_facts(config: DecoderConfig) -> ModelFacts:
 @pytest.fixture
 def seven(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2.5-7B on a machine with an H200; nothing is read or computed."""
-    monkeypatch.setattr(module, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: with_facts(SEVEN_B))
 
 
@@ -82,12 +83,13 @@ def test_checkpoints_are_counted_and_a_full_disk_is_refused_before_the_run(tmp_p
     asked = config_of(f"runs_dir={tmp_path / 'not' / 'yet'}", "training.steps=40", "training.save_every=10")
     found = checkpoints(asked, Training())
     assert found is not None and found.most == 3 and found.each / 1e9 == pytest.approx(106.6, abs=0.1)
-    assert list(check_disk(asked, Training(), free=3 * found.each)) == []
-    assert "3 checkpoints of 99.3 GiB" in next(check_disk(asked, Training(), free=3 * found.each - 1))
+    assert found.total == 3 * found.each + found.policy  # of the best evaluation
+    assert list(check_disk(asked, Training(), free=found.total)) == []
+    assert "3 checkpoints of 99.3 GiB" in next(check_disk(asked, Training(), free=found.total - 1))
     with pytest.raises(ConfigError, match=r"not/yet has 50.0 GiB left, and a run ends with a checkpoint of 99.3 GiB"):
         list(check_disk(asked, Training(), free=50 * GIB))
-    last = checkpoints(config_of("training.save_every=0"), Training())
-    assert last is not None and last.most == 1
+    last = checkpoints(config_of("training.save_every=0", "training.ship=last"), Training())
+    assert last is not None and last.most == 1 and last.total == last.each
     eighth = checkpoints(config_of("learner.optimizer=adamw8bit"), Training())
     assert eighth is not None and eighth.each / 1e9 == pytest.approx(60.9, abs=0.1)
 
@@ -139,7 +141,7 @@ def test_free_memory_is_the_least_that_anybody_allows(files: dict[str, str], fre
 
 def test_facts_of_a_model_whose_tensors_are_not_known_count_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(with_facts(SEVEN_B), tensors=())
-    monkeypatch.setattr(module, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: facts)
     found = host_memory(config_of("learner.offload=optimizer"), Training())
     assert found is not None and found.gradients == 2 * found.masters

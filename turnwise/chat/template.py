@@ -336,20 +336,22 @@ class ChatTemplate:
     def _local_roles(self) -> frozenset[Role]:
         """Whose replies get the same suffix late in a conversation as right after the first prompt.
 
-        A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
+        A template may count rounds, name only the first tool result, move words that stand before a call, or drop
+        reasoning once a user speaks again: where it rewrites anything, what came before matters.
         """
         plain, thought = self.assistant(self.call_format.ANSWER + "yes"), self._typical(ANSWER)
         ask = self.assistant(self.call_format.render_call(CALL))
+        told = self.assistant(self.call_format.ANSWER + "Well.\n" + self.call_format.render_call(CALL))
         pondered = self._typical(replace(ANSWER, tool_calls=(CALL,)))
         with_tools = [HELLO, pondered, RESULT, plain, HELLO, thought, HELLO, ask, RESULT, ask, RESULT]
         users_only = [HELLO, thought, HELLO, plain, HELLO]
-        histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
+        histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only, [HELLO, told, RESULT]]
         possible = [history for history in histories if self._suffix(history, plain, []) != _REFUSED]
         local = {Role.TOOL, Role.USER}
         exchanges = ((plain, [HELLO]), (thought, [HELLO]), (ask, [RESULT]), (pondered, [RESULT, RESULT]))
         for assistant, replies in exchanges:
             short = self._fate([HELLO], assistant, replies)
-            if any(self._fate(history, assistant, replies) != short for history in possible):
+            if short is None or any(self._fate(history, assistant, replies) != short for history in possible):
                 local.discard(replies[0].role)
         return frozenset(local)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.choices import Offload, OptimizerName, Precision
+from turnwise.choices import ClusterName, Offload, OptimizerName, Precision, Ship
 from turnwise.config import Config
-from turnwise.engines.devices import device_of, look
+from turnwise.engines.devices import device_of, seen_by_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
 from turnwise.errors import ConfigError
 from turnwise.sandbox.resources import free_memory
@@ -46,7 +46,7 @@ class HostMemory:
 def host_memory(config: Config, training: Training) -> HostMemory | None:
     """Of the config's learner; None where its optimizer lies where it computes."""
     learner = config.learner
-    if learner.offload is not Offload.optimizer or device_of(learner.device, look()) == "cpu":
+    if learner.offload is not Offload.optimizer or device_of(learner.device, seen_by_learner(config)) == "cpu":
         return None
     facts = facts_of(config)
     size = size_of(facts)
@@ -91,6 +91,8 @@ def check_host_memory(config: Config, training: Training, free: int | None = Non
     found = host_memory(config, training)
     if found is None or (free is None and sys.platform != "linux"):
         return
+    if config.cluster.name is not ClusterName.none:  # its memory is that of another machine
+        return
     free = free_memory() if free is None else free
     if found.bytes > free:
         raise ConfigError(
@@ -112,6 +114,13 @@ class Checkpoints:
     state: int
     """float32 weights and moments of what is trained."""
     most: int
+    best: int = 0
+    """A second copy of the policy, of the best evaluation (training.ship)."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all that may be there at once."""
+        return self.each * self.most + self.best
 
     @property
     def each(self) -> int:
@@ -120,9 +129,10 @@ class Checkpoints:
 
     def line(self) -> str:
         """As the plan has it."""
+        kept = " beside the best policy" if self.best else ""
         return (
             f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} what "
-            f"the learner goes on from), and up to {self.most} are there at once: {_size(self.each * self.most)}"
+            f"the learner goes on from), and up to {self.most} are there at once{kept}: {_size(self.total)}"
         )
 
 
@@ -133,12 +143,14 @@ def checkpoints(config: Config, training: Training) -> Checkpoints | None:
         return None
     options = config.training
     written = min(options.keep + 1, 1 + (-(-options.steps // options.save_every) if options.save_every else 0))
-    return Checkpoints(_policy(config, size), _state(config, size, training), max(1, written))
+    policy = _policy(config, size)
+    best = policy if options.ship is Ship.best else 0
+    return Checkpoints(policy, _state(config, size, training), max(1, written), best)
 
 
 def _policy(config: Config, size: ModelSize) -> int:
     learner = config.learner
-    on_gpu = device_of(learner.device, look()) != "cpu"
+    on_gpu = device_of(learner.device, seen_by_learner(config)) != "cpu"
     narrow = on_gpu and (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
     return size.weights * (2 if narrow else 4)
 
@@ -165,10 +177,10 @@ def check_disk(config: Config, training: Training, free: int | None = None) -> I
         raise ConfigError(
             f"{place} has {_size(free)} left, and a run ends with a checkpoint of {_size(found.each)}; {advice}"
         )
-    if found.each * found.most > free:
+    if found.total > free:
         yield (
-            f"{place} has {_size(free)} left, and {found.most} checkpoints of {_size(found.each)} may be there at "
-            f"once; {advice}, or a smaller training.keep"
+            f"{place} has {_size(free)} left, and the run may hold {_size(found.total)} at once ({found.most} "
+            f"checkpoints of {_size(found.each)}); {advice}, training.ship=last, or a smaller training.keep"
         )
 
 
