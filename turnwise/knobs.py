@@ -66,7 +66,7 @@ class Knob:
         (key, wanted), *others = ways
         value = values[key]
         when = ["set" if wanted == ("*",) else " or ".join(wanted)]
-        when += [f"{other} is {' or '.join(more)}" for other, more in others]
+        when += [f"{other} is {'set' if more == ('*',) else ' or '.join(more)}" for other, more in others]
         shown = value.value if isinstance(value, enum.Enum) else value
         return f"{key} is {shown}; it is read when that is {', or '.join(when)}"
 

@@ -8,6 +8,7 @@ import pytest
 
 from turnwise.compose import compose
 from turnwise.config import Config
+from turnwise.engines import devices
 from turnwise.engines import host_memory as module
 from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.host_memory import check_disk, check_host_memory, checkpoints, host_memory, page_locked
@@ -33,7 +34,7 @@ def with_facts(config: DecoderConfig) -> ModelFacts:
 @pytest.fixture
 def seven(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2.5-7B on a machine with an H200; nothing is read or computed."""
-    monkeypatch.setattr(module, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: with_facts(SEVEN_B))
 
 
@@ -140,7 +141,7 @@ def test_free_memory_is_the_least_that_anybody_allows(files: dict[str, str], fre
 
 def test_facts_of_a_model_whose_tensors_are_not_known_count_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(with_facts(SEVEN_B), tensors=())
-    monkeypatch.setattr(module, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: facts)
     found = host_memory(config_of("learner.offload=optimizer"), Training())
     assert found is not None and found.gradients == 2 * found.masters

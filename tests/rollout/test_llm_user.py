@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, PluginError
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.rule_judge import ChatRequest, completion
@@ -159,10 +159,18 @@ def test_a_failure_that_passes_is_tried_again(theatre):
     ],
 )
 def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words):
-    one = sample(interaction=InteractionSpec("llm_user", {**kwargs, "base_url": "http://elsewhere"}))
+    one = sample(interaction=InteractionSpec("llm_user", kwargs))
     settings = {"interaction": "llm_user", "interaction_kwargs": {"base_url": "http://127.0.0.1:1/v1"}}
     trajectory = play(theatre.show(["Hm."], samples=[one], **settings))
-    assert words in trajectory.failure and "elsewhere" not in trajectory.failure
+    assert words in trajectory.failure
+
+
+@pytest.mark.parametrize("key", ["patience", "base_url", "max_turns", "judge"])
+def test_what_the_user_does_not_read_of_a_row_is_refused(theatre, sample, key):
+    one = sample(interaction=InteractionSpec("llm_user", {"goal": "a", key: "http://elsewhere"}))
+    settings = {"interaction": "llm_user", "interaction_kwargs": {"base_url": "http://127.0.0.1:1/v1"}}
+    with pytest.raises(PluginError, match=f"sample .*'llm_user' does not read interaction_kwargs.{key}: .*persona"):
+        theatre.show(["Hm."], samples=[one], **settings)
 
 
 @pytest.mark.parametrize(

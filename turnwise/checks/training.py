@@ -44,6 +44,10 @@ def check_training(config: Config) -> None:
             f"learner.warmup={config.learner.warmup}: the {config.learner.decay.value} decay after it must end within "
             f"{total_updates(config)} updates (training.steps x epochs x minibatches)"
         )
+    if training.target is not None and not training.eval_every:
+        raise ConfigError(
+            "training.target ends a run after an evaluation, and training.eval_every=0 has none between first and last"
+        )
     if config.engine.sleep and training.max_lag:
         raise ConfigError(
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "

@@ -77,7 +77,7 @@ class DataConfig:
     dataset: str | None = None
     """A Dataset class of your own that reads those files, as file.py:Class; it is made as verl makes its custom_cls.
     Set it when rows need code to be read. Null reads the files as they are."""
-    images_from: str | None = None
+    images_from: str | None = knob(None, only("data.train_files", "*"), also("data.eval_files", "*"))
     """A folder or a .tar in which the images that rows name by path are looked for; a tar is read where it lies. Set it
     when they do not lie beside the data file; a row's own column `images_from` goes before it."""
     prompt_key: str = "prompt"

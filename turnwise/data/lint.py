@@ -182,8 +182,9 @@ def _lint_sample(sample: Sample, prompt_key: str) -> Iterator[tuple[Kind, str, s
     if last not in (Role.USER, Role.TOOL):
         field_name = f"{prompt_key}[{len(sample.prompt) - 1}].role"
         yield Kind.LAST_MESSAGE, field_name, f"the last message is the {last}'s, so there is nothing to answer"
-    if not sample.images and any(MARKER in message.text for message in sample.prompt):
-        yield Kind.UNUSED_MARKER, prompt_key, f"holds {MARKER} but the row has no images; it stays plain text"
+    for mark in (MARKER, "<video>", "<audio>"):
+        if not (mark == MARKER and sample.images) and any(mark in message.text for message in sample.prompt):
+            yield Kind.UNUSED_MARKER, prompt_key, f"holds {mark} but the row has no {mark[1:-1]}s; it stays plain text"
     truth = sample.ground_truth
     if truth is None or truth != truth or (isinstance(truth, str) and not truth.strip()):  # NaN differs from itself
         yield Kind.NO_GROUND_TRUTH, "reward_model.ground_truth", "missing: most scorers need it"

@@ -26,6 +26,7 @@ _COLUMNS = (
 _UNREAD_COLUMNS = ("ability", "uid")
 _EXTRA_INFO = ("tools_kwargs", "interaction_kwargs", "need_tools_kwargs", "tool_selection")
 _UNREAD_EXTRA_INFO = ("index", "split", "question", "answer")
+_NOT_SHOWN = ("videos", "video", "audios", "audio")
 _TOOL_KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 PLAIN_PROMPT = "plain_prompt"
 """In `Sample.info` of a row whose prompt is a text and no list of messages."""
@@ -68,6 +69,9 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
     values: dict[str, Any] = plain(row.values, "") or {}
     if prompt_key not in values:
         raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
+    for name in _NOT_SHOWN:
+        if values.get(name) not in (None, "", [], {}):
+            raise FieldError(name, "no model is shown it here, only text and images: leave such rows out")
     given = values.pop(prompt_key)
     cells = reader.of_row(row.file, values.pop(ROOT, None))
     prompt, images = read_prompt(given, prompt_key, values.pop("images", None), cells)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.choices import Offload, OptimizerName, Precision, Ship
+from turnwise.choices import ClusterName, Offload, OptimizerName, Precision, Ship
 from turnwise.config import Config
-from turnwise.engines.devices import device_of, look
+from turnwise.engines.devices import device_of, seen_by_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
 from turnwise.errors import ConfigError
 from turnwise.sandbox.resources import free_memory
@@ -46,7 +46,7 @@ class HostMemory:
 def host_memory(config: Config, training: Training) -> HostMemory | None:
     """Of the config's learner; None where its optimizer lies where it computes."""
     learner = config.learner
-    if learner.offload is not Offload.optimizer or device_of(learner.device, look()) == "cpu":
+    if learner.offload is not Offload.optimizer or device_of(learner.device, seen_by_learner(config)) == "cpu":
         return None
     facts = facts_of(config)
     size = size_of(facts)
@@ -90,6 +90,8 @@ def check_host_memory(config: Config, training: Training, free: int | None = Non
     would end the run in its first update without a word."""
     found = host_memory(config, training)
     if found is None or (free is None and sys.platform != "linux"):
+        return
+    if config.cluster.name is not ClusterName.none:  # its memory is that of another machine
         return
     free = free_memory() if free is None else free
     if found.bytes > free:
@@ -148,7 +150,7 @@ def checkpoints(config: Config, training: Training) -> Checkpoints | None:
 
 def _policy(config: Config, size: ModelSize) -> int:
     learner = config.learner
-    on_gpu = device_of(learner.device, look()) != "cpu"
+    on_gpu = device_of(learner.device, seen_by_learner(config)) != "cpu"
     narrow = on_gpu and (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
     return size.weights * (2 if narrow else 4)
 

@@ -1,6 +1,8 @@
 """The renderer of a configured model, its tool-call format, and who computes the model: no weight is read for any."""
 
+import json
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from turnwise.chat.format_trial import find_format
 from turnwise.chat.infer_format import FormatChoice
@@ -13,6 +15,9 @@ from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import model_source
 from turnwise.errors import TemplateError
+
+_tried: WeakKeyDictionary[Tokenizer, dict[tuple[str | None, ...], FormatChoice]] = WeakKeyDictionary()
+"""The formats of tokenizers in use: inside verl every episode asks."""
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
@@ -66,7 +71,12 @@ def renderer_of(
 
 def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
     """The tool-call format, and why."""
-    return find_format(config.chat.tool_format, tokenizer, config.chat.template_kwargs)
+    named, kwargs = config.chat.tool_format, config.chat.template_kwargs
+    tried = _tried.setdefault(tokenizer, {})
+    key = named, json.dumps(kwargs, sort_keys=True, default=repr), *tokenizer.templates.values()
+    choice = tried.get(key) or find_format(named, tokenizer, kwargs)
+    tried[key] = choice
+    return choice
 
 
 def demand_readable_calls(config: Config, tokenizer: Tokenizer) -> None:

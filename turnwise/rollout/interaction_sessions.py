@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, nearest, unknown
 from turnwise.knobs import is_plugin
 from turnwise.plugins import LONGEST_NAME, builtin, load, names_in, unnamed
 from turnwise.rollout import plugin_calls
@@ -22,6 +22,8 @@ from turnwise.types import InteractionSpec, Message, Role, Sample
 _PACKAGE = "turnwise.rollout.interactions"
 _METHODS = ("start_interaction", "generate_response", "calculate_score", "finalize_interaction")
 
+FACTS = ("name", "query", "ground_truth")
+"""Of a row's interaction_kwargs: what every interaction may be given, as verl's rows have it."""
 LONGEST_REPLY = 500_000
 """Characters of one message of a user: more would keep the event loop busy for many seconds, and fits no context."""
 
@@ -57,6 +59,21 @@ class Interactions:
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
+
+    def unread(self, name: str, sample: Sample) -> str | None:
+        """What a row gives the interaction of this name and it does not read; None when all is well."""
+        given = sample.info.get("interaction_kwargs", {}) if sample.interaction is None else sample.interaction.kwargs
+        words = [key for key in given if key not in FACTS]
+        if not words:
+            return None
+        kind = type(self.get(name))
+        own: tuple[str, ...] | None = None if name in self._registered else vars(kind).get("reads_kwargs")
+        reads = _named_by(kind) if own is None else frozenset(own)
+        key = next((key for key in words if reads is not None and key not in reads), None)
+        if key is None or reads is None:
+            return None
+        hint = nearest(key[:LONGEST_NAME], [*reads, *FACTS])
+        return f"interaction {name!r} does not read interaction_kwargs.{key[:LONGEST_NAME]}: {hint}"
 
     def spec_for(self, sample: Sample) -> InteractionSpec | None:
         """The sample's own interaction, or the configured one for samples that name none."""
@@ -263,6 +280,12 @@ class _Takes:
 
     def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs if self.names is None else {key: kwargs[key] for key in kwargs if key in self.names}
+
+
+def _named_by(kind: type) -> frozenset[str] | None:
+    """The row's kwargs that a class of the user's takes by name in either method; None where one takes any."""
+    names = [_takes(kind, method).names for method in ("start_interaction", "generate_response")]
+    return None if None in names else frozenset().union(*(one for one in names if one is not None))
 
 
 @functools.lru_cache(maxsize=256)

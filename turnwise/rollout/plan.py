@@ -10,14 +10,16 @@ from typing import Any
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import LONGEST_NAME
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.interaction_sessions import FACTS, Interactions
 from turnwise.rollout.loop_loading import Loop, Loops
+from turnwise.rollout.row_needs import check_repositories, row_notices, tools_of_column
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ReadsKwargs
 from turnwise.types import Sample
 
-CLIENT = "openai_client"
+CLIENT, CALLING = "openai_client", "tool_calling"
+ONE_TURN = "inferred: no tools, no interaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Plan:
         chosen = [self.route(sample) for sample in samples]
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [*_notices(self.routes, toolbox, config), *idle_kwargs(samples, chosen, toolbox)]
+        self.notices += row_notices(samples, [route.agent for route in chosen], toolbox.tools)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -57,7 +60,7 @@ class Plan:
 
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
-        tools = self._toolbox.names_for(sample)
+        tools = self._tools(sample)
         spec = self._users.spec_for(sample)
         if sample.agent is not None:
             agent, why = sample.agent, "named by the row"
@@ -67,28 +70,46 @@ class Plan:
             agent, why = CLIENT, "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
-                "tool_calling",
+                CALLING,
                 f"inferred: there {'are' if tools else 'is'} "
                 + " and ".join(word for word, there in (("tools", tools), ("an interaction", spec)) if there),
             )
         else:
-            agent, why = "single_turn", "inferred: no tools, no interaction"
+            agent, why = "single_turn", ONE_TURN
         agent = self.loops.name_of(agent)
         loop = self._loop(agent, sample)
+        # Rows of verl's tool scripts have query and ground_truth there, and no user.
+        idle = [key for key in sample.info.get("interaction_kwargs", ()) if key not in FACTS]
+        if spec is None and idle and (agent == CALLING or why == ONE_TURN):
+            raise ConfigError(
+                f"sample {sample.id} has interaction_kwargs and names no interaction: set rollout.interaction=NAME"
+            )
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
             return Route(sample.data_source, agent, why, (), None, loop)
         if agent == CLIENT:  # it brings its own tools, and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
+        check_repositories(sample, tools, self._toolbox.tools)
         if spec is not None:
             try:
                 self._users.get(spec.name)
             except PluginError as error:
                 source = "rollout.interaction" if sample.interaction is None else f"sample {sample.id}"
                 raise PluginError(f"{source}: {error}") from error
+            if (problem := self._users.unread(spec.name, sample)) is not None:
+                raise PluginError(f"sample {sample.id}: {problem}")
         user = spec.name if spec else None
         return Route(sample.data_source, agent, why, tools, user, loop, self.loops.is_own(agent))
+
+    def _tools(self, sample: Sample) -> tuple[str, ...]:
+        """The row's selection, or else its column `tools`, which an agent that brings its own tools is not held to."""
+        names = self._toolbox.names_for(sample)
+        is_client = CLIENT in (sample.agent, self._config.agent) or self._config.client is not None
+        if sample.tools is not None or is_client:
+            return names
+        chosen = tools_of_column(sample, self._toolbox.common)
+        return names if chosen is None else chosen
 
     def _loop(self, agent: str, sample: Sample) -> Loop:
         try:

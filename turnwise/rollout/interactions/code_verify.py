@@ -1,6 +1,6 @@
 """A user who doubts: after an answer, asks for Python code that verifies it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.errors import ConfigError
 from turnwise.rollout.interactions.base import BaseInteraction, check_options
@@ -11,6 +11,8 @@ TERMINATE = "Thank you."
 
 class CodeVerifyInteraction(BaseInteraction):
     """Says `feedback_message` after each of the first `max_turns` answers, then ends with `terminate_message`."""
+
+    reads_kwargs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

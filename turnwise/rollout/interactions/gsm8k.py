@@ -28,6 +28,7 @@ class Gsm8kInteraction(BaseInteraction):
     """
 
     sees_episode: ClassVar[bool] = True
+    reads_kwargs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

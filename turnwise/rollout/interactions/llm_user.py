@@ -97,6 +97,7 @@ class LlmUserInteraction(BaseInteraction):
     """
 
     sees_episode: ClassVar[bool] = True
+    reads_kwargs: ClassVar[tuple[str, ...]] = _BRIEF
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

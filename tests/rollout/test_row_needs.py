@@ -1,0 +1,138 @@
+"""What rows ask for and a run would not give is refused or told, and never left out in silence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise import configure
+from turnwise.assemble import prepare
+from turnwise.cli import main
+from turnwise.compose import compose
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.preflight import preflight
+from turnwise.trainer.preparing import prepare_training
+
+ROW: dict[str, Any] = {"data_source": "s", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
+SCHEMA = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+QUIET = ("task=null", "scoring.scorers={default: exact_match}", "board=false")
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(the row's other columns, overrides) -> what is prepared."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(columns: dict[str, Any], *overrides: str) -> Any:
+        (tmp_path / "rows.jsonl").write_text(json.dumps(ROW | columns))
+        return prepare(configure(*QUIET, "data.eval_files=[rows.jsonl]", *overrides), "test")
+
+    return make
+
+
+REFUSED = {
+    "videos": ({"videos": ["a.mp4"]}, "rows.jsonl row 0: videos: no model is shown it here"),
+    "a video": ({"video": {"path": "a.mp4"}}, "video: no model is shown it"),
+    "audio": ({"audio": {"bytes": "x", "path": None}}, "audio: no model is shown it"),
+    "audios": ({"audios": ["a.wav"]}, "audios: no model is shown it"),
+    "a video part": ({"prompt": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}, "unknown part type"),
+    "an image without a place": ({"images": ["a.png"]}, "1 images for 0 places"),
+    "schemas of tools": ({"tools": [WEATHER]}, "sample rows.jsonl:0: its column tools has 'get_weather', which rollout.tools"),
+    "tools as text": ({"tools": json.dumps([WEATHER])}, "'get_weather', which rollout.tools does not offer (it has none)"),
+    "names of tools": ({"tools": ["get_weather"]}, "add FILE.py:get_weather"),
+    "a built-in name": ({"tools": [SCHEMA]}, "'calculate', which rollout.tools does not offer"),
+    "tools that are none": ({"tools": 5}, "tools: expected a list of names, or of schemas"),
+    "kwargs of nobody": ({"extra_info": {"interaction_kwargs": {"goal": "x"}}}, "names no interaction: set rollout.interaction"),
+    "kwargs that gsm8k does not read": ({"extra_info": {"interaction_kwargs": {"name": "gsm8k", "hints": True}}}, "'gsm8k' does not read interaction_kwargs.hints"),
+    "kwargs that code_verify does not read": ({"interaction_kwargs": {"name": "code_verify", "max_turns": 3}}, "does not read interaction_kwargs.max_turns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_another_episode_is_refused(name: str, plan: Any) -> None:
+    columns, words = REFUSED[name]
+    with pytest.raises(TurnwiseError) as refused:
+        plan(columns)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+TOLD = {
+    "env_name": ({"env_name": "visual_toolbox_v2"}, "1 samples have the column 'env_name', which is not read here"),
+    "env_class": ({"env_class": "gsm8k"}, "the column 'env_class'"),
+    "system": ({"system": "Be brief."}, "a system message stands in the prompt"),
+    "thinking": ({"chat_template_kwargs": {"enable_thinking": False}}, "chat.template_kwargs sets it for all rows"),
+    "<image>": ({"prompt": "<image>What?"}, "<image> in the prompt and no image to stand there"),
+    "<video>": ({"prompt": "<video>What?"}, "<video> in the prompt"),
+    "<audio>": ({"prompt": [{"role": "user", "content": "<audio>"}]}, "<audio> in the prompt"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_may_be_meant_otherwise_is_told(name: str, plan: Any) -> None:
+    columns, words = TOLD[name]
+    assert any(words in notice for notice in plan(columns).plan.notices)
+    report = preflight(compose([*QUIET, "data.eval_files=[rows.jsonl]"]))
+    assert report.passed and any(words in found.text for found in report.findings if found.outcome == "warning")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"videos": [], "audio": None, "tools": [], "env_name": None},
+        {"extra_info": {"need_tools_kwargs": False, "interaction_kwargs": {"query": "q", "ground_truth": "42"}}},
+        {"ability": "math", "uid": "1", "id": 3, "question": "x", "golden_answers": ["a"], "metadata": {"a": 1}},
+        {"extra_info": {"index": 0, "split": "train", "need_tools_kwargs": False, "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "42"}}},
+    ],
+)  # fmt: skip
+def test_rows_as_others_write_them_pass_without_a_word(columns: dict[str, Any], plan: Any) -> None:
+    assert plan(columns).plan.notices == []
+
+
+def test_a_rows_column_of_tools_chooses_among_those_that_are_offered(plan: Any) -> None:
+    offered = "rollout.tools=[calculate, search]"
+    for column, chosen in (([SCHEMA], ("calculate",)), (json.dumps([SCHEMA]), ("calculate",)), (["search"], ("search",)), ([], ())):  # fmt: skip
+        (route,) = plan({"tools": column}, offered).plan.routes
+        assert route.tools == chosen
+    (route,) = plan({"tools": ["search"], "extra_info": {"tool_selection": ["calculate"]}}, offered).plan.routes
+    assert route.tools == ("calculate",)
+
+
+def test_kwargs_by_name_of_a_users_own_class(plan: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Narrow:\n    def __init__(self, config): pass\n"
+        "    async def start_interaction(self, instance_id=None, mood=''): return instance_id\n"
+        "    async def generate_response(self, instance_id, messages): return True, '', None, {}\n"
+        "    async def calculate_score(self, instance_id): return None\n"
+        "    async def finalize_interaction(self, instance_id): pass\n"
+        "class Wide(Narrow):\n    async def start_interaction(self, instance_id=None, **kwargs): return instance_id\n"
+    )
+    row = {"extra_info": {"interaction_kwargs": {"mood": "bad", "query": "q", "ground_truth": "1"}}}
+    assert plan(row, "rollout.interaction=mine.py:Narrow").plan.notices == []
+    row["extra_info"]["interaction_kwargs"]["temper"] = "short"
+    assert plan(row, "rollout.interaction=mine.py:Wide").plan.notices == []
+    with pytest.raises(TurnwiseError, match="sample rows.jsonl:0: .*does not read interaction_kwargs.temper"):
+        plan(row, "rollout.interaction=mine.py:Narrow")
+
+
+def test_tools_without_what_they_work_on(plan: Any) -> None:
+    with pytest.raises(TurnwiseError, match="sample rows.jsonl:0: the tool bash needs a repository; extra_info.swe"):
+        plan({}, "rollout.tools=[bash]")
+    assert "no sample has an image for the tools look to look at" in plan({}, "rollout.tools=[look]").plan.notices
+    with_image = {"extra_info": {"tools_kwargs": {"look": {"create_kwargs": {"image": "a.png"}}}}}
+    assert not any("no sample has an image" in one for one in plan(with_image, "rollout.tools=[look]").plan.notices)
+
+
+def test_keys_that_would_not_be_read(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "data.images_from=/nonexistent"]) == 2
+    said = capsys.readouterr().err
+    assert "data.images_from (command line) is never read" in said and "or data.eval_files is set" in said
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))
+    assert main(["eval", *QUIET, "data.eval_files=[rows.jsonl]", "data.images_from=/nonexistent"]) == 2
+    assert "/nonexistent is no folder and no .tar" in capsys.readouterr().err
+    config = configure("training.target=0.9", "training.eval_every=0")
+    with pytest.raises(ConfigError, match="training.target ends a run after an evaluation"):
+        prepare_training(config, None, None, tools=None, scorer=None, interaction=None)
