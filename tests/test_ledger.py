@@ -17,10 +17,14 @@ def test_policy_tokens_need_logprobs_and_versions_and_no_others_have_them() -> N
     ledger = Ledger()
     with pytest.raises(ValueError, match="POLICY tokens need logprobs and versions"):
         ledger.append([1], Origin.POLICY, 0)
+    with pytest.raises(ValueError, match="POLICY tokens need logprobs and versions"):
+        ledger.append([1], Origin.POLICY, 0, versions=0)
     with pytest.raises(ValueError, match="POLICY tokens need versions"):
         ledger.append([1], Origin.POLICY, 0, [-0.1])
     with pytest.raises(ValueError, match="TOOL tokens have no logprobs"):
         ledger.append([1], Origin.TOOL, 0, [-0.1], 0)
+    with pytest.raises(ValueError, match="TOOL tokens have no logprobs or versions"):
+        ledger.append([1], Origin.TOOL, 0, [-0.1])
     with pytest.raises(ValueError, match="TOOL tokens have no logprobs or versions"):
         ledger.append([1], Origin.TOOL, 0, versions=0)
     with pytest.raises(ValueError, match="2 tokens with 1 logprobs"):

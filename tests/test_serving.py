@@ -287,3 +287,32 @@ def test_a_socket_that_only_connects_does_no_harm():
                 return (await client.get("/x")).status_code
 
     assert asyncio.run(main()) == 200
+
+
+def test_bodies_that_come_slowly_do_not_get_past_the_number_of_calls_together():
+    """Both are told to go on while nothing runs; when both have come, one is taken."""
+
+    async def main():
+        app = Echo()
+        async with serving(app, calls=1) as client:
+            port = client.base_url.port
+            pipes = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            head = "POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\n"
+            for _, writer in pipes:
+                writer.write(head.encode() + b'"wa')
+                await writer.drain()
+            await client.get("/health")  # both heads have been read by then, or are read before the rest of the bodies
+            for _, writer in pipes:
+                writer.write(b'it"')
+                await writer.drain()
+            lines = [asyncio.ensure_future(reader.readline()) for reader, _ in pipes]
+            done, waiting = await asyncio.wait(lines, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+            found = [line.result() for line in done]
+            for line in waiting:
+                line.cancel()
+            for _, writer in pipes:
+                writer.close()
+            return found, len(waiting)
+
+    found, waiting = asyncio.run(main())
+    assert (len(found), waiting) == (1, 1) and b" 429 " in found[0]

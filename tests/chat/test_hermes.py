@@ -254,3 +254,9 @@ def test_no_text_is_too_strange(text, in_reasoning):
     assert all(call.problem or call.name for call in message.tool_calls)
     if in_reasoning and "</think>" not in text:
         assert not message.tool_calls or text.lstrip().startswith("<think>")
+
+
+def test_a_thought_that_is_closed_at_once_is_empty() -> None:
+    """The template opened it; all after its end is the answer."""
+    message = hermes.parse("</think>yes", turn=0, in_reasoning=True)
+    assert (message.reasoning, message.answer) == ("", "yes")

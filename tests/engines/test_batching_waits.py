@@ -56,3 +56,13 @@ def test_sleep_pauses_everybody_and_new_weights_in_it_pause_nobody_twice(decoder
     batcher.wake()
     now[0] = 30.0
     assert (batcher.waited(writes), batcher.waited(waits)) == (10.0, 30.0)
+
+
+def test_steps_are_counted_once_each(decoder: Decoder, now) -> None:
+    """Two requests of three and five tokens together: the first token of each comes with its prompt."""
+    batcher = Batcher(decoder, str, REGIMES[0], 2, 0, 0)
+    for name, tokens in (("a", 3), ("b", 5)):
+        batcher.submit(request(name, tokens))
+    while not batcher.idle:
+        batcher.step()
+    assert (batcher.stats.steps, batcher.stats.decoded_tokens) == (4, 8)

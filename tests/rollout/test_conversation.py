@@ -3,15 +3,31 @@
 import asyncio
 import contextlib
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from turnwise.errors import PluginError
+from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.rollout.tools.tool import tool
 from turnwise.types import CallStatus, Message, Role, StopReason
 
 ME = __name__
+
+
+class Sceptic(BaseInteraction):
+    """Never believes it."""
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return False, "Are you sure?", 0.0, {}
+
+
+@tool
+async def wordy() -> str:
+    """A long reply."""
+    return "x " * 20
 
 
 async def generates_twice(chat):
@@ -182,3 +198,24 @@ def test_turns_carry_their_times(theatre, call):
 def test_a_group_holds_its_siblings_in_order(theatre):
     group = asyncio.run(theatre.show(lambda r: f"I am {r.noise.sibling}").group(4))
     assert [t.answers[0].text for t in group.trajectories] == [f"I am {n}" for n in range(4)]
+
+
+def test_the_time_of_a_users_reply_is_how_long_it_took(theatre):
+    """Not when it came."""
+    begun = time.perf_counter()
+    trajectory = theatre.show(["a", "b"], interaction=f"{ME}:Sceptic", max_assistant_turns=2).play()
+    took = time.perf_counter() - begun
+    assert 0 < trajectory.turns[0].reply_seconds <= took
+
+
+def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(theatre, call):
+    """Only another conversation of the episode that still holds tokens could give some back."""
+    free = theatre.show([call("wordy"), "done"], tools=[wordy]).play()
+    show = theatre.show([call("wordy"), "done"], tools=[wordy])
+    show.context.config.rollout.max_tokens = free.turns[1].start - free.turns[0].start
+
+    async def played():
+        return await asyncio.wait_for(show.episode(), 30)
+
+    trajectory = asyncio.run(played())
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.TOKEN_BUDGET, 1)

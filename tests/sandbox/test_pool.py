@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -223,3 +224,16 @@ def test_a_dead_owners_folder_is_swept_and_a_living_ones_is_not(
     assert not dead.exists() and living.path.exists() and strange.is_symlink()
     living.remove()
     assert not living.path.exists()
+
+
+def test_the_folder_of_a_session_is_its_users_alone(tmp_path):
+    """Without a file system of its own (L2), other users of the machine must not see what a session writes."""
+    (tmp_path / "root").mkdir()
+    pool = SandboxPool()
+    pool._folder = SimpleNamespace(path=tmp_path)
+    before = os.umask(0)
+    try:
+        folder = pool._new_folder(os.geteuid())
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -498,3 +498,8 @@ def test_verdicts_reasons_and_misuse_come_with_the_score() -> None:
         Remark("misuse", "print_only", -0.5, 1),
     )
     assert "Say in one or two sentences why" in bodies[0] and json.loads(bodies[0])["max_tokens"] > 100
+
+
+def test_a_call_that_could_not_be_read_is_not_well_formed() -> None:
+    fine, spoilt = (episode(step(0, "4", status=status)) for status in (CallStatus.OK, CallStatus.MALFORMED))
+    assert is_well_formed(fine) and not is_well_formed(spoilt)

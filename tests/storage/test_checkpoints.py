@@ -138,3 +138,29 @@ def test_a_manifest_that_lists_nothing_proves_nothing(tmp_path: Path) -> None:
     found = find_checkpoint(run, lambda place: place)
     assert found.checkpoint is None
     assert found.passed_over == ["step_000001: manifest.json lists no files"]
+
+
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after the renaming must not leave a checkpoint of empty files."""
+    events: list[tuple[str, str]] = []
+    sync, rename = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    def replace(source: Any, target: Any) -> None:
+        events.append(("rename", str(source)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    folder = write_checkpoint(run, 1, fill("a"), keep=1)
+    named = next(
+        n for n, (what, path) in enumerate(events) if what == "rename" and path.endswith(".tmp") and "step_" in path
+    )
+    temporary = Path(events[named][1])
+    written = {str(path.relative_to(folder)) for path in (folder, *folder.rglob("*"))}
+    synced = {str(Path(path).relative_to(temporary)) for what, path in events[:named] if what == "sync"}
+    assert synced == written
+    assert ("sync", str(folder.parent)) in events[named:], "and then the renaming itself"

@@ -151,3 +151,14 @@ def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="Permission denied"):
         RunDir.create(tmp_path, "a", "eval")
+
+
+def test_a_file_that_is_appended_to_is_as_open_to_others_as_the_umask_says(tmp_path: Path) -> None:
+    """Like every other file of a run: no more, and none that can be run."""
+    run = RunDir.create(tmp_path, "r", "eval")
+    before = os.umask(0o027)
+    try:
+        run.append_jsonl("metrics.jsonl", {"a": 1})
+    finally:
+        os.umask(before)
+    assert (run.path / "metrics.jsonl").stat().st_mode & 0o777 == 0o640
