@@ -1,5 +1,5 @@
-# Every verb sets itself up: a fresh clone, Python 3.11 or 3.12 and make are enough.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# Every verb sets itself up: a fresh clone, Python 3.11 to 3.13 and make are enough.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
@@ -13,12 +13,12 @@ WORKERS ?= 3
 .PHONY: help setup check test test-all test-gpu test-models test-peers test-vllm eval train train-gsm8k train-images board bench lock clean
 
 help:  ## what each verb does
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## a virtual environment in .venv with everything; LOCKED=1 takes the exact versions that CI runs
 
 $(STAMP): pyproject.toml $(if $(LOCKED),.ci/build.txt .ci/requirements.txt)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Turnwise needs Python 3.11 or 3.12, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12), (3, 13)) else f"Turnwise needs Python 3.11, 3.12 or 3.13, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)
 	$(INSTALL) --editable ".[dev]"

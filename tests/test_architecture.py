@@ -31,6 +31,7 @@ LAYERS = (
     {"models"},
     {"commands", "completion"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))

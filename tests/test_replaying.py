@@ -93,3 +93,5 @@ def test_weights_that_were_not_kept_are_asked_for(tmp_path, capsys):
     assert cli.main(["replay", str(run), "--file", "trajectories/step_000002.parquet"]) == 2
     assert "weights of version 1" in capsys.readouterr().err
     assert replayed(capsys, run, "--file", "eval/greedy_step_000002.parquet")["differences"]["same_tokens"]
+    chosen = replayed(capsys, run)
+    assert chosen["of"]["file"].startswith("eval/") and chosen["differences"]["same_tokens"], "the newest that can be"

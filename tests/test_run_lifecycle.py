@@ -518,7 +518,7 @@ def test_the_accuracy_of_nothing_is_no_number(tmp_path: Path) -> None:
         "    await chat.generate()\n"
     )
     asked = (f"rollout.agent={tmp_path}/loops.py:never", "rollout.tools=[]", "rollout.max_failures=1")
-    report = run(tmp_path, "run=r", *asked, "training.steps=1", "training.target=0.0")
+    report = run(tmp_path, "run=r", *asked, "training.steps=1", "training.target=0.0", "training.eval_every=1")
     assert report.before == report.after == {} and report.steps == 1, "nothing has reached the target"
     assert not [name for line in metrics(report.run) for name in line if "accuracy" in name]
     assert json.loads((report.run / "eval" / "step_000000.json").read_text()) == {}

@@ -318,7 +318,7 @@ def test_every_choice_trains(tmp_path: Path, overrides: tuple[str, ...]) -> None
 
 
 def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
-    assert "target" in run(tmp_path, "training.target=0.0").reason
+    assert "target" in run(tmp_path, "training.target=0.0", "training.eval_every=1").reason
     spent = run(tmp_path, "training.max_tokens=1", "training.steps=9")
     assert spent.steps == 1 and "max_tokens" in spent.reason
 

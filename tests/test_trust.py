@@ -331,12 +331,12 @@ def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_wha
 HARMLESS = {
     "run", "runs_dir", "profile", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
-    "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
+    "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options", "rollout.scripted_answer",
 }  # fmt: skip
 """Data, names of ours, and what a run that is opened does not read (a fine-tuning is resumed with what it recorded)."""
 NEEDED = {
     "engine.s": ["engine=vllm_server"], "engine.python": ["engine=vllm_server"], "engine.base": ["engine=openai"], "sandbox.": ["sandbox.url=http://x"], "scoring.": ["scoring.run=http"],
-    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"], "rollout.agent_options": ["rollout.agent='a:b'"],
+    "rollout.client_env": ["rollout.client='exec:true'"], "rollout.interaction_kwargs": ["rollout.interaction='a:b'"], "rollout.agent_options": ["rollout.agent='a:b'"],
 }  # fmt: skip
 VALUES = {
     "profile": "=laptop",  # a run's own is a name that is shown: its values are in the run's config already

@@ -202,6 +202,12 @@ def fit_prompts(
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
 
 
+def spelled_warning(renderer: Renderer) -> str:
+    """Of a template whose marks between turns the model has never seen as tokens."""
+    marks = " and ".join(renderer.spelled_marks)
+    return f"the tokenizer has no token for {marks}, which the chat template writes between turns: they are plain text"
+
+
 def sample_per_route(prepared: Prepared) -> dict[Route, Sample]:
     """The first sample of every route."""
     return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}

@@ -1,6 +1,6 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.assemble import Prepared, history_forecasts
+from turnwise.assemble import Prepared, history_forecasts, spelled_warning
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, PolicyLoss
 from turnwise.config import Config, RolloutConfig
@@ -66,6 +66,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         if written.reason:
             sure = written.is_known and written.problem is None
             lines.append(f"{'' if sure else 'warning':<13}{written.name} calls: {written.reason}")
+        lines += [f"warning      {spelled_warning(renderer)}"] if renderer.spelled_marks else []
         lines += _history(prepared, renderer)
         lines += _images(config, renderer)
     sampling = config.sampling

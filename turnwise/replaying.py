@@ -97,13 +97,19 @@ class Recorded:
     trajectory: Trajectory
 
     @classmethod
-    def find(cls, run: RunDir, row: int, file: str | None = None) -> "Recorded":
-        """The row of a file; of the newest one where none is named."""
+    def find(cls, run: RunDir, row: int, file: str | None = None, *, any_weights: bool = True) -> "Recorded":
+        """The row of a file; where none is named, of the newest one, or of the newest whose weights the run keeps."""
         # In this order: what was trained on again lies in files of its own, and is never the newest.
         files = [path for folder in ("eval", REUSED, TRAINED) for path in sorted(run.path.glob(f"{folder}/*.parquet"))]
         names = [path.relative_to(run.path).with_suffix("").as_posix() for path in files]
         if not names:
             raise StorageError(f"{run.path} holds no trajectories yet")
+        if file is None and not any_weights:
+            for name in sorted(names, key=lambda name: name[-6:], reverse=True):
+                trajectories = read_trajectories(run.path / f"{name}.parquet")
+                if row < len(trajectories) and _version(trajectories[row]) in {0, *_steps_kept(run)}:
+                    file = name
+                    break
         chosen = names[-1] if file is None else file.removesuffix(".parquet")
         if chosen not in names:
             raise ConfigError(f"{run.path} has no file {chosen!r}; it has {', '.join(names[-6:])}")
@@ -155,18 +161,27 @@ def _weights(config: Config, recorded: Recorded) -> tuple[str, list[str]]:
     notes = []
     if len(versions) > 1:
         notes.append(f"weights changed while it was played (versions {', '.join(map(str, versions))})")
-    version = versions[0] if versions else 0
+    version = _version(recorded.trajectory)
     if version == 0:
         return config.model.path, notes
-    parent = recorded.run.path / "checkpoints"
-    kept = sorted(int(path.parent.name[5:]) for path in parent.glob(f"step_*/{MANIFEST}"))
+    kept = _steps_kept(recorded.run)
     if version not in kept:
         have = f"it keeps those of steps {', '.join(map(str, kept))}" if kept else "it keeps no checkpoint"
         raise ConfigError(
             f"the weights of version {version}, which wrote this episode, are not kept in {recorded.run.path}: {have}; "
-            "name others with --model FOLDER, or train with training.save_every=1 and training.keep_checkpoints"
+            "name others with --model FOLDER, or train with training.save_every=1 and a larger training.keep"
         )
-    return str(parent / f"step_{version:06d}" / "policy"), notes
+    return str(recorded.run.path / "checkpoints" / f"step_{version:06d}" / "policy"), notes
+
+
+def _version(trajectory: Trajectory) -> int:
+    """Of the weights that wrote its first turn."""
+    return min((turn.policy_version for turn in trajectory.turns), default=0)
+
+
+def _steps_kept(run: RunDir) -> list[int]:
+    """Steps whose weights the run has."""
+    return sorted(int(path.parent.name[5:]) for path in run.path.glob(f"checkpoints/step_*/{MANIFEST}"))
 
 
 async def replay(

@@ -116,6 +116,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     yield from _agent_options(rollout)
     if rollout.client is not None:
         yield "rollout.client", rollout.client
+        yield from (("rollout.client_env", name) for name in rollout.client_env)
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
         if named is not None and is_plugin(named):
             yield key, named

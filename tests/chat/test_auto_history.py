@@ -177,3 +177,9 @@ def test_words_before_a_call_that_a_template_moves_are_followed(public, name):
         )
     talk.say(thought + "It is so.", talk.renderer.end_id)
     assert talk.renderer.check(talk.ledger, talk.messages, talk.tools).problem is None
+
+
+def test_marks_that_are_no_tokens_are_told(public, folder):
+    ours = Renderer(Tokenizer(folder("gemma"), "chatml_hermes"), load_format("hermes"))
+    assert ours.spelled_marks == ["<|im_start|>", "<|im_end|>"]
+    assert public("qwen3").spelled_marks == []

@@ -74,7 +74,6 @@ def test_who_is_silent_is_told_once_and_who_answers_or_is_gone_is_not() -> None:
     until = time.monotonic() + 30
     while (not told or asked.count("well") < 3) and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.5)
     dog.stop()
     assert told == ["still has given no sign of life for 1 s"]
     assert asked.count("gone") == asked.count("still") == 1 and "left" not in asked

@@ -40,6 +40,7 @@ from turnwise.chat.vision import ImageProcessor
 from turnwise.errors import TemplateError
 from turnwise.types import Completion, JsonSchema, Ledger, Message, RenderCheck, Role
 
+CHATML = ("<|im_start|>", "<|im_end|>")
 OPENED = 256
 """First prompts whose tokens are kept for the siblings that start with them."""
 
@@ -98,6 +99,9 @@ class Renderer:
         """Why a model with an image processor is shown no images all the same."""
         self.image_roles = frozenset[Role]() if images is None else image_roles(self.template, images.image_token)
         """Whose images the model is shown."""
+        spelled = self.template.opening + self.template.closing
+        self.spelled_marks = [text for text in CHATML if text in spelled and text not in tokenizer.added_ids]
+        """Marks of the template between turns that are no tokens of this tokenizer, but text of several."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
         self._opened: dict[tuple[Any, ...], _Opened] = {}
         sources = list(tokenizer.templates.values())

@@ -61,7 +61,8 @@ class ChatTemplate:
             return self._tokenizer.apply_template(entries, list(tools), reply, self.kwargs)
         except Exception as error:  # a template is a program of the model's authors
             roles = ", ".join(message.role for message in messages)
-            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
+            bare = "" if tools else " without tools"
+            raise TemplateError(f"the chat template cannot render the roles [{roles}]{bare}: {error}") from error
 
     def first_prompt(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message] | None:
         """The messages before the first turn, when the suffix depends on no others; else None."""

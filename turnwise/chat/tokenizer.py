@@ -1,6 +1,8 @@
 """The tokenizer behind the renderer: a Hugging Face fast tokenizer with what the ledger needs and nothing else."""
 
+import functools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,6 +15,9 @@ from numpy.typing import NDArray
 
 from turnwise.chat.bounded_jinja import install
 from turnwise.errors import TemplateError, one_line, unknown
+
+LONG = 16_384
+"""Characters of a text that takes a while to encode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Tokenizer:
 
         install()
         name = name or str(folder)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own would only warn at every fork
         try:
             # Said aloud: where nothing is said, the library asks on the terminal whether it may run a model's code.
             self._hf: Any = AutoTokenizer.from_pretrained(
@@ -99,17 +105,32 @@ class Tokenizer:
         `after` is the control token the text follows; "" when it follows anything else, None when it opens a sequence.
         """
         if not cuts and not after and (after is None or not self._border):
-            encoded = self._backend.encode(text, add_special_tokens=False)
+            encoded = self._encoded(text)
             return Encoding(encoded.ids, encoded.offsets)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         for start, end in pairwise((0, *cuts, len(text))):
             left = self.left_of("" if start else after)
-            encoded = self._backend.encode(left + text[start:end], add_special_tokens=False)
+            encoded = self._encoded(left + text[start:end])
             skip, shift = (1 if left else 0), start - len(left)
             ids += encoded.ids[skip:]
             offsets += [(first + shift, last + shift) for first, last in encoded.offsets[skip:]]
         return Encoding(ids, offsets)
+
+    def _encoded(self, text: str) -> Any:
+        """As the library does it. Of a long text as of a batch, for which it lets go of the interpreter: then a thread
+        that encodes keeps nobody waiting."""
+        if len(text) < LONG:
+            return self._backend.encode(text, add_special_tokens=False)
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+    @functools.cached_property
+    def most_characters(self) -> int | None:
+        """That one token stands for at most; None for a tokenizer that leaves out white space."""
+        longest = max(len(token) for token in self._backend.get_vocab())
+        kept = len(self._backend.encode(" " * (8 * longest), add_special_tokens=False).ids)
+        composed = 1 if self._backend.normalizer is None else 4  # signs that a normaliser may make one of
+        return longest * composed if kept >= 8 else None
 
     def left_of(self, after: str | None) -> str:
         """The one token before a text that has it encoded as if it followed `after`; nothing where none is needed."""

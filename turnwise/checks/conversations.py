@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from turnwise.assemble import Prepared, history_forecasts, sample_per_route
-from turnwise.chat.renderer import Renderer
+from turnwise.assemble import Prepared, history_forecasts, sample_per_route, spelled_warning
+from turnwise.chat.renderer import CHATML, Renderer
 from turnwise.chat.replies import fresh_mark
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.rendering import format_of
@@ -18,8 +18,17 @@ def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> No
     for one in found:
         if one.refused is not None:
             raise TemplateError(one.refused)
+    if renderer.spelled_marks:
+        report.add("chat template", Outcome.WARNING, spelled_warning(renderer))
     for text, warns in {one.text: one.warns for one in found}.items():
         report.add("chat template", Outcome.WARNING if warns else Outcome.OK, text)
+
+
+def _way_out(renderer: Renderer) -> str:
+    """Another template: ours where the model knows its marks."""
+    if all(mark in renderer.tokenizer.added_ids for mark in CHATML):
+        return "try chat.template=chatml_hermes"
+    return "set chat.template=FILE to one that does (chatml_hermes writes marks that this tokenizer has not as tokens)"
 
 
 def _check_generation_prompt(renderer: Renderer) -> None:
@@ -32,7 +41,7 @@ def _check_generation_prompt(renderer: Renderer) -> None:
     if opened == renderer.render([hello], (), reply=False) and shown.startswith(opened) and head:
         raise TemplateError(
             f"the chat template ignores add_generation_prompt: prompts would end without {head!r}, which stands "
-            "before an assistant's words; try chat.template=chatml_hermes"
+            f"before an assistant's words; {_way_out(renderer)}"
         )
 
 
@@ -50,7 +59,7 @@ def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> Non
             if missing:
                 raise TemplateError(
                     f"the chat template does not show {missing[0]!r} of tool {function['name']!r}: the model would not "
-                    "know the tool; try chat.template=chatml_hermes"
+                    f"know the tool; {_way_out(renderer)}"
                 )
             call = ToolCall("t000c0000", function["name"], example_arguments(function.get("parameters") or {}))
             written = renderer.call_format.render_call(call)

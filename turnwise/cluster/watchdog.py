@@ -28,10 +28,10 @@ class _Watched:
     actor: Any
     limit: float
     silent: Silent
-    heard: float
-    """When it last gave a sign of life."""
     ref: Any = None
-    """Of the one that was asked for and has not come."""
+    """Of the sign of life that was asked for and has not come."""
+    since: float | None = None
+    """When the first was asked for that has not come."""
 
 
 class Watchdog:
@@ -50,7 +50,7 @@ class Watchdog:
         It must have given one: before that it may wait for a node with room.
         """
         with self._lock:
-            self._watched[id(actor)] = _Watched(actor, limit, silent, time.monotonic())
+            self._watched[id(actor)] = _Watched(actor, limit, silent)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="turnwise-watchdog", daemon=True)
                 self._thread.start()
@@ -75,7 +75,7 @@ class Watchdog:
                 every = list(self._watched.values())
             if time.monotonic() - began > 2 * pause + SHORTEST_PAUSE:  # this process stood still itself
                 for one in every:
-                    one.heard = time.monotonic()
+                    one.since = None if one.since is None else time.monotonic()
             for one in every:
                 self._look(one)
 
@@ -88,16 +88,16 @@ class Watchdog:
         errors, now = self._ray.exceptions, time.monotonic()
         try:
             if one.ref is None:
-                one.ref = ask_beat(one.actor)
+                one.ref, one.since = ask_beat(one.actor), one.since or now
             elif self._ray.wait([one.ref], timeout=0)[0]:
                 ref, one.ref = one.ref, None
                 self._ray.get(ref)
-                one.heard = now
+                one.since = None
         except errors.ActorUnavailableError:
             pass  # it is asked again, and counts as silent meanwhile
         except errors.RayError:
             self.leave(one.actor)  # it is gone: whoever calls it hears that
             return
-        if now - one.heard > one.limit:
+        if one.since is not None and now - one.since > one.limit:
             self.leave(one.actor)
             one.silent(f"has given no sign of life for {one.limit:g} s")

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sample", type=int, default=0, metavar="K", help="which trajectory of the file (default 0)")
     parser.add_argument(
-        "--file", default=None, metavar="FILE", help="such as trajectories/step_000010 (default: the newest)"
+        "--file",
+        default=None,
+        metavar="FILE",
+        help="such as trajectories/step_000010 (default: the newest whose weights are kept)",
     )
     parser.add_argument(
         "--edit", default=None, metavar="PLACE",
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     check_run(directory, trusted=args.trust_run)
     asked = compose(args.overrides, recorded=directory.path / "config.yaml").config
     check_trust(directory, asked, compose(args.overrides).config, trusted=args.trust_run)
-    recorded = Recorded.find(directory, args.sample, args.file)
+    recorded = Recorded.find(directory, args.sample, args.file, any_weights=args.model is not None)
     check_sample(directory, recorded.trajectory.sample, trusted=args.trust_run)
     if edit is not None:
         edit.check(recorded.trajectory)

@@ -19,6 +19,7 @@ from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
 from turnwise.image_sources import read_image
 from turnwise.media import Media
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
+from turnwise.rollout.large_messages import exceed, off_loop
 from turnwise.rollout.toolbox import clean
 from turnwise.types import (
     Completion,
@@ -150,6 +151,14 @@ async def look_at(backend: ChatBackend, messages: Sequence[Message]) -> None:
             raise EpisodeError(str(error)) from error
 
 
+async def open_prompt(backend: ChatBackend, prompt: Sequence[Message]) -> bool:
+    """Have a backend take the first prompt; False for one that no context of its model holds, however it is encoded."""
+    if isinstance(backend, TokenBackend) and backend.exceeds(prompt):
+        return False
+    await off_loop(prompt, backend.open, prompt)
+    return True
+
+
 @dataclass(slots=True)
 class TokenBackend:
     """Token in, token out: the ledger is what the sampler saw and wrote.
@@ -197,6 +206,10 @@ class TokenBackend:
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.prompt(prompt, self.tools, self._media), turn=0)
 
+    def exceeds(self, messages: Sequence[Message]) -> bool:
+        """Whether no context of the model holds these, however they are encoded."""
+        return exceed(messages, self.renderer.tokenizer, self.sampler.context_length)
+
     def used(self) -> int:
         return self._used
 
@@ -237,6 +250,8 @@ class TokenBackend:
     ) -> StopReason | None:
         if self._last is None:
             raise ValueError("the assistant has not replied yet")
+        if self.exceeds(replies):
+            return StopReason.CONTEXT_FULL
         try:
             spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools, self._media)
         except HistoryRewritten:

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 from turnwise.chat.image_blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at
+from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at, open_prompt
 from turnwise.rollout.interaction_sessions import InteractionSession
+from turnwise.rollout.large_messages import is_large, off_loop
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
 from turnwise.types import (
     CallStatus,
@@ -252,9 +253,8 @@ class Conversation:
         turn.replies = [cleaned(reply) for reply in replies]
         if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        images = images_in(turn.replies)
-        seen = self.backend.has_seen(images) or not self._shared.may_show(images)
-        full = self._show(turn.replies, len(self.messages)) if seen else None
+        ready = self.backend.has_seen(images := images_in(turn.replies)) or not self._shared.may_show(images)
+        full = self._show(turn.replies, len(self.messages)) if (seen := ready and not is_large(replies)) else None
         if not seen or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
             self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
         elif full is not None:
@@ -281,8 +281,8 @@ class Conversation:
         self._shared.images, self._writing = self._shared.images + len(images), True
         try:
             await look_at(self.backend, self.messages)
-            if not self.by_ids:
-                self.backend.open(self.messages)
+            if not self.by_ids and not await open_prompt(self.backend, self.messages):
+                self._end(StopReason.CONTEXT_FULL)
             self._opened = True
         finally:
             self._writing = False
@@ -303,7 +303,7 @@ class Conversation:
         while self._held is not None:
             if self._shared.may_show(images_in(self._held[0])):
                 await look_at(self.backend, self._held[0])
-            full = self._show(*self._held)
+            full = await off_loop(self._held[0], self._show, *self._held)
             if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
                 await self._shared.changed()
                 self._check_going_on()

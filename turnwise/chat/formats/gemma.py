@@ -56,7 +56,7 @@ def render_malformed_call(call: ToolCall) -> str:
 
 def render_thought(thought: str, *, is_open: bool) -> str:
     """The text of a thought; `is_open` when the prompt opened it."""
-    return thought_text(thought, THINK, UNTHINK, is_open=is_open)
+    return thought_text(thought, THINK, UNTHINK, is_open=is_open).rstrip("\n")  # what follows stands right after it
 
 
 def _read(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) -> tuple[list[Piece], int]:

@@ -24,4 +24,8 @@ _GRAMMAR = TagGrammar(
 parse = _GRAMMAR.parse
 render_call = _GRAMMAR.render_call
 render_malformed_call = _GRAMMAR.render_malformed_call
-render_thought = _GRAMMAR.render_thought
+
+
+def render_thought(thought: str, *, is_open: bool) -> str:
+    """The text of a thought; `is_open` when the prompt opened it."""
+    return f"{'' if is_open else THINK}{thought}{UNTHINK}\n"
