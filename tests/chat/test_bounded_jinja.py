@@ -16,6 +16,10 @@ PLAIN = (
 )
 TWICE = "{%% set ns = namespace(x='x', l=['a']) %%}{%% for i in range(99) %%}{%% set %s %%}{%% endfor %%}"
 BIG = "{% set big = 'x' * 10000000 %}"
+PAIRS = (
+    "{% set ns = namespace(t=(0, 0), u=(0, 0)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}"
+    "{% set ns.u = (ns.u, ns.u) %}{% endfor %}"
+)
 HOSTILE = {
     "repeated text": "{{ 'x' * 10000000000 }}",
     "repeated list": "{{ ([0] * 10000000000)|length }}",
@@ -46,6 +50,46 @@ HOSTILE = {
     "nested lists compared": TWICE % "ns.l = [ns.l, ns.l]" + TWICE % "ns.l = [ns.l, ns.l]" + "{{ [ns.l] == [ns.x, ns.l] }}",
     "indented JSON": "{{ [1]|tojson(indent=10000000000) }}",
     "batch": "{{ [1]|batch(10000000000, 'x')|list }}",
+    "own text in a loop": "{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}",
+    "a constant in a loop": "{% for i in range(99999) %}{{ '" + "x" * 1000 + "' }}{% endfor %}",
+    "a filter that is computed when compiled": "{% for i in range(9999) %}{{ 'x'|center(9000) }}{% endfor %}",
+    "hash": PAIRS + "{{ dict([[ns.t, 1]]) }}",
+    "hash of a generator's": PAIRS + "{{ {}.fromkeys([ns.t]|select) }}",
+    "hash of a view's": PAIRS + "{{ dict.fromkeys({'a': ns.t}.values()) }}",
+    "hash of a generator in a list": PAIRS + "{{ dict([[ns.t, 1]|select]) }}",
+    "unique of a generator": PAIRS + "{{ ([ns.t]|select)|unique|list|length }}",
+    "sort of a generator": PAIRS + "{{ ([ns.t, ns.u]|select)|sort|length }}",
+    "a test that writes": PAIRS + "{{ ns.t is lower }}",
+    "a test that hashes": PAIRS + "{{ ns.t is filter }}",
+    "a name of a filter": PAIRS + "{{ [1]|map(ns.t)|list }}",
+    "a name of an attribute": PAIRS + "{{ 5|attr(ns.t) }}",
+    "items compared": PAIRS + "{{ {'a': ns.t}.items() == {'a': ns.u}.items() }}",
+    "a chain of comparisons": PAIRS + "{{ 1 != ns.t == ns.u }}",
+    "changed": PAIRS + "{% for i in [ns.t, ns.u] %}{{ loop.changed(i) }}{% endfor %}",
+    "items written": PAIRS + "{{ {'a': ns.t}.items() }}",
+    "namespace written": PAIRS + "{{ ns }}",
+    "namespace in itself": "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns ~ '' }}",
+    "format of a list": PAIRS + "{{ ns.t|format(1) }}",
+    "a text that a test formats": "{{ '%9999999999d' is odd }}{{ '%9999999999d' is divisibleby(1) }}",
+    "width of an escaped text": "{{ ('x'|safe).center(10000000000) }}",
+    "join by an escaped text": BIG + "{{ (big|safe).join(range(9999)) }}",
+    "replace in an escaped text": BIG + "{{ (big|safe).replace('x', big) }}",
+    "replace in bytes": BIG + "{{ big.encode().replace('x'.encode(), big.encode()) }}",
+    "replace, named the other way round": BIG + "{{ ('x' * 9999)|replace(new=big, old='x') }}",
+    "replace by a list": "{{ ('x' * 99999)|replace('x', [0] * 99999) }}",
+    "replace in a list": BIG + "{{ ([1] * 99999)|replace('', big) }}",
+    "join by a list": "{{ range(99999)|join([0] * 99999) }}",
+    "join of an attribute": BIG + "{{ (['ab'] * 9999)|join(attribute='0', d=big) }}",
+    "lines of another width": BIG + "{{ ('x' * 99999)|wordwrap(1, wrapstring=big, break_on_hyphens=99999) }}",
+    "separators of JSON": BIG + "{{ (['a'] * 9999)|tojson(separators=(big, ':')) }}",
+    "targets of addresses": BIG + "{{ ('x.com ' * 9999)|urlize(target=big) }}",
+    "time": "{{ strftime_now('%10000d' * 99999) }}",
+    "an attribute of an attribute": "{{ (['x'] * 9999)|map(attribute='0.' * 9999 ~ '0')|list }}",
+    "sorted by many": "{{ range(9999)|list|sort(attribute='a,' * 9999) }}",
+    "stripped of many": "{{ ('a' * 999999).strip('b' * 999999 ~ 'a') }}",
+    "begins with one of many": "{{ ('a' * 999999).startswith(('a' * 999999 ~ 'b', ) * 9999) }}",
+    "huge numbers divided": "{% set a = ('f' * 99999)|int(0, 16) %}{{ (a * 1) // 3 }}{{ a // (a // 3) }}",
+    "a codec": "{{ ('é' * 999999).encode('punycode') }}",
 }  # fmt: skip
 
 
@@ -124,3 +168,29 @@ def test_templates_in_use_are_rendered_as_transformers_renders_them(tmp_path):
                 assert texts[0] == texts[1]
                 compared += len(texts[0]) > 30
     assert compared > 100
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'**%s** since 20240726' % 'x'", "'**%s** since 20240726'|format('x')", "'**{}** since 20240726'.format('x')",
+        "'%(a)s (b)' % {'a': 1}", "messages|map(attribute='role')|length", "'user' in messages|map(attribute='role')",
+        "messages|map(attribute='role')|default('x')|join", "messages[0].items()", "dict(messages[0].items())",
+        "123|replace(2, 9)", "'aaa'|replace(new='b', old='a')", "('a<b'|safe).replace('a', '<')", "'xax'|trim('x')",
+        "('<'|safe) ~ '<'", "messages|tojson(true, 4, (', ', ':'))", "'x' is odd", "[1] is lower", "1 < 2 > 1",
+    ],
+)  # fmt: skip
+def test_expressions_mean_what_they_mean_to_transformers(tmp_path, expression):
+    save_tokenizer("qwen3", tmp_path)
+    Tokenizer(tmp_path)
+    said = []
+    for compile_template in (
+        chat_template_utils._cached_compile_jinja_template,
+        chat_template_utils._compile_jinja_template,
+    ):
+        try:
+            source = "{% for i in [1, 2] %}{{ " + expression + " }};{% endfor %}"
+            said.append(compile_template(source).render(messages=[{"role": "user", "content": "a<b"}]))
+        except Exception as error:
+            said.append(repr(error))
+    assert said[0] == said[1]

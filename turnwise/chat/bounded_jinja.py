@@ -24,6 +24,7 @@ from turnwise.chat.template_costs import (
     demand_small_numbers,
     demand_text,
     operate,
+    settled,
     weigh,
 )
 
@@ -32,24 +33,8 @@ STRIKES = 2
 """Renders that take too long before a template gets less time: trying one out takes a hundred of them."""
 PATIENCE = 0.05
 """The share of the time that it gets then; what a chat needs is less."""
-_COMPARING = (
-    "eq",
-    "equalto",
-    "==",
-    "ne",
-    "!=",
-    "lt",
-    "lessthan",
-    "<",
-    "le",
-    "<=",
-    "gt",
-    "greaterthan",
-    ">",
-    "ge",
-    ">=",
-    "in",
-)
+LONGEST_TIME = 200
+"""Characters of a format of dates: the C library writes out widths."""
 
 
 def install() -> None:
@@ -80,9 +65,10 @@ def _bound(plain: Callable[[str], jinja2.Template]) -> None:
     filters = cast(dict[str, Callable[..., Any]], made.filters)
     tests = cast(dict[str, Callable[..., Any]], made.tests)
     made.filters = {name: bounded(name, each) for name, each in filters.items()} | _OWN_FILTERS
-    made.tests = tests | {name: bounded(name, tests[name]) for name in _COMPARING if name in tests}
+    made.tests = {name: bounded(name, each) for name, each in tests.items()}
     made.globals = {name: each for name, each in made.globals.items() if name != "lipsum"}
-    made.finalize = _written
+    made.finalize = _output
+    made.optimized = False  # what is computed while compiling is counted for nobody
     made.template_class = _Template
     _environments[:] = [made]
 
@@ -90,6 +76,24 @@ def _bound(plain: Callable[[str], jinja2.Template]) -> None:
 def _written(value: Any) -> Any:
     costs().make(len(value) if isinstance(value, str) else weigh(value))
     return value
+
+
+@jinja2.pass_context
+def _output(_: Any, value: Any) -> Any:
+    """With the context, so that constants are written, and counted, each time and not once when it is compiled."""
+    return _written(value)
+
+
+@jinja2.pass_context
+def _data(_: Any, characters: int) -> None:
+    """The program's own text of this length, about to be written once more."""
+    costs().make(characters)
+
+
+def _tested(value: Any) -> Any:
+    """The condition of a loop."""
+    costs().step()
+    return _written(value)
 
 
 Placed = TypeVar("Placed", bound=nodes.Node)
@@ -109,29 +113,33 @@ class _Template(jinja2.Template):
 
 
 class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "/", "//", "%"))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         return operate(operator, left, right, self.binop_table[operator])
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         costs().step()
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str | bytes) and isinstance(__obj, types.BuiltinMethodType):
-            name = __obj.__name__
-            if name == "join" and args:
-                args = (list(args[0]), *args[1:])
-                costs().make(weigh(args[0]) + len(args[0]) * len(owner))
-            else:
-                demand_text(name, owner, args, kwargs)
-        elif isinstance(__obj, types.BuiltinMethodType):
-            demand_small_numbers([*args, *kwargs.values()])
-            weigh(*args, *kwargs.values())
-        elif isinstance(__obj, types.FunctionType):  # such as raise_exception, which shows what it is given
-            weigh(*args, *kwargs.values())
+        if not isinstance(__obj, jinja2.runtime.Macro):
+            args = tuple(settled(one) for one in args)
+            __self._demand(__obj, args, kwargs)
         if not __self.is_safe_callable(__obj):
             raise jinja2.exceptions.SecurityError(f"{__obj!r} is not safely callable")
         return __context.call(__obj, *args, **kwargs)
+
+    def _demand(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+        if isinstance(owner, str | bytes):
+            if name == "join" and args and hasattr(args[0], "__len__"):
+                costs().make((weigh(args[0]) + len(args[0]) * len(owner)) * (6 if hasattr(owner, "__html__") else 1))
+            else:
+                demand_text(name, owner, args, kwargs)
+            return
+        if isinstance(called, types.BuiltinMethodType):
+            demand_small_numbers([*args, *kwargs.values()])
+        weight = weigh(*args, *kwargs.values())
+        if name == "strftime_now" and weight > LONGEST_TIME:
+            raise TooCostly(f"it writes the time in more than {LONGEST_TIME} characters")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -146,6 +154,7 @@ class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return functools.update_wrapper(format_bounded, wrapped)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        costs().step()  # filters ask here for every attribute of every element
         if isinstance(argument, tuple | list | dict):
             weigh(argument)
         return super().getitem(obj, argument)
@@ -160,13 +169,14 @@ class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
         costs().step()
 
 
-def _joined(*values: Any) -> str:
+@jinja2.pass_eval_context
+def _joined(evaluated: Any, *values: Any) -> str:
     """`a ~ b`."""
     costs().make(weigh(*values))
-    return "".join(map(str, values))
+    return jinja2.runtime.markup_join(values) if evaluated.autoescape else "".join(map(str, values))
 
 
-_OWN_FILTERS = {"a value": _written, "joined texts": _joined}
+_OWN_FILTERS = {"a value": _written, "a condition": _tested, "joined texts": _joined, "own text": _data}
 """What the transformed program calls: by names that no template can write."""
 
 
@@ -177,8 +187,16 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("counted_step")))
         if node.test is not None:
-            node.test = _filter("a value", cast(nodes.Expr, node.test))
+            node.test = _filter("a condition", cast(nodes.Expr, node.test))
         return _placed(node)
+
+    def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
+        self.generic_visit(node)
+        own = sum(len(one.data) for one in node.nodes if isinstance(one, nodes.TemplateData))
+        if not own:
+            return [node]
+        told = nodes.ExprStmt(_filter("own text", nodes.Const(own)))
+        return [_placed(told, node), node]
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -191,7 +209,7 @@ class _Counting(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """Of two lists that hold the same one over and over, comparing takes for ever."""
         self.generic_visit(node)
-        if not isinstance(node.expr, nodes.Const) and not all(isinstance(one.expr, nodes.Const) for one in node.ops):
+        if sum(not isinstance(one, nodes.Const) for one in (node.expr, *(op.expr for op in node.ops))) > 1:
             node.expr = _filter("a value", node.expr)
             for one in node.ops:
                 one.expr = _filter("a value", one.expr)

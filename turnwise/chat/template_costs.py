@@ -4,10 +4,11 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2.utils import Namespace
 
 MOST_STEPS = 2_000_000
 """Rounds of loops, calls and filters."""
@@ -19,7 +20,15 @@ WIDEST = 100_000
 """A number that is given to a function or filter of texts: a width, a count, a base."""
 _ELEMENT = 32
 """What an element of a list counts."""
-_LONG_NUMBER = re.compile(r"\d{6,}|\*")
+_LONGEST_SET = 1000
+"""Characters that are stripped: each of a text is looked for among them."""
+_MOST_BITS = 4096
+_SLOWNESS = 64
+"""How much more a character costs where Python's own library looks at every one."""
+_CODECS = ("utf-8", "utf8", "ascii", "latin-1", "strict", "ignore", "replace")
+_WIDTH = r"[-+ #0]*(?:\d{6,}|\*|\d*\.(?:\d{6,}|\*))"
+_LONG_WIDTHS = {"%": re.compile("%" + _WIDTH), "%(": re.compile(r"[%)]" + _WIDTH), "{": re.compile(r"\{[^{}]*\d{6}")}
+"""By the mark of a place: widths of six digits, or that are handed in beside the values."""
 
 
 class TooCostly(jinja2.TemplateError):
@@ -45,7 +54,7 @@ class Costs:
         if self._steps > self._most_steps:
             raise TakesTooLong(f"it takes more than {self._most_steps:,.0f} steps")
         if not self._steps & 63:
-            self._look_at_the_clock()
+            self.look_at_the_clock()
 
     def make(self, characters: int) -> None:
         """A text of this length is about to be made, or a list that counts as much."""
@@ -53,9 +62,10 @@ class Costs:
         if self._characters > MOST_CHARACTERS:
             raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
         if characters > 4096:
-            self._look_at_the_clock()
+            self.look_at_the_clock()
 
-    def _look_at_the_clock(self) -> None:
+    def look_at_the_clock(self) -> None:
+        """TakesTooLong when the time is spent."""
         if time.thread_time() - self._start > self._most_seconds:
             raise TakesTooLong(f"it takes more than {self._most_seconds:g} seconds")
 
@@ -85,28 +95,45 @@ class counted:
         _renders.costs = self._before
 
 
+_MANY: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+
+
 def weigh(*values: Any) -> int:
     """The characters of values written out; TooCostly beyond the limit, however often a list holds the same one."""
-    total, waiting = 0, list(values)
+    total, waiting, is_inside = 0, list(values), False
     while waiting:
+        outer = len(waiting)
         value = waiting.pop()
         if isinstance(value, str | bytes):
             total += len(value)
-        elif isinstance(value, Mapping):
-            total += _ELEMENT * len(value)
+        elif isinstance(value, int):
+            total += 8 + value.bit_length() // 3
+        elif isinstance(value, dict | Namespace):
+            held = value if isinstance(value, dict) else object.__getattribute__(value, "_Namespace__attrs")
+            total += _ELEMENT * (len(held) + 1)
             if total <= MOST_CHARACTERS:
-                waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple | set | frozenset):
+                waiting += [*held.keys(), *held.values()]
+        elif isinstance(value, _MANY):
             total += _ELEMENT * len(value)
             if total <= MOST_CHARACTERS:
                 waiting += value
-        elif isinstance(value, int):
-            total += 8 + value.bit_length() // 3
+        elif isinstance(value, Iterator) and is_inside:
+            raise TooCostly("it hands on a list of generators, of which nobody knows what they hold")
+        elif isinstance(value, Mapping):
+            waiting.append(dict(value))
         else:
             total += 8
         if total > MOST_CHARACTERS:
             raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
+        is_inside = is_inside or len(waiting) >= outer
+    if total > 4096:
+        costs().look_at_the_clock()
     return total
+
+
+def settled(value: Any) -> Any:
+    """What a generator holds is told only by asking for it."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def depth(value: Any) -> int:
@@ -135,7 +162,7 @@ def operate(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], An
         return left + right
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if operator in ("*", "**") and bits > 4096:
+        if bits > _MOST_BITS:  # dividing two of a million digits takes longer than anybody waits
             raise TooCostly("it computes a huge number")
     elif operator == "*" and isinstance(left if isinstance(right, int) else right, str | bytes | list | tuple):
         repeated, times = (left, right) if isinstance(right, int) else (right, left)
@@ -158,7 +185,7 @@ def demand_format(text: str, arguments: Sequence[Any]) -> None:
 
 
 def _demand_plain_format(text: str, mark: str, arguments: Sequence[Any]) -> None:
-    if _LONG_NUMBER.search(text):
+    if _LONG_WIDTHS["%(" if mark == "%" and "%(" in text else mark].search(text):
         raise TooCostly("it formats with a width of six digits or more, or one that is not told")
     places = text.count(mark)
     costs().make(len(text) + places * (weigh(*arguments) + WIDEST if ":" in text or "%" in text else weigh(*arguments)))
@@ -166,11 +193,16 @@ def _demand_plain_format(text: str, mark: str, arguments: Sequence[Any]) -> None
 
 def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
     """A method or filter of this name on a text, its result counted first."""
-    if name in _SHORTENS:
-        costs().make(len(given_text))
-        return
-    text = given_text if isinstance(given_text, str) else given_text.decode("latin-1")
     given = [*arguments, *named.values()]
+    weight = weigh(*given)
+    if name in _SHORTENS:
+        if ("strip" in name or name == "trim") and weight > _LONGEST_SET:
+            raise TooCostly(f"it strips more than {_LONGEST_SET:,} kinds of characters")
+        costs().make(len(given_text) + weight)
+        return
+    if name in ("encode", "decode") and any(isinstance(one, str) and one.lower() not in _CODECS for one in given):
+        raise TooCostly("it asks for an encoding that no chat needs")
+    text = given_text if isinstance(given_text, str) else given_text.decode("latin-1")
     demand_small_numbers(given)
     numbers = max((value for value in given if isinstance(value, int)), default=0)
     longest = max((len(value) for value in given if isinstance(value, str | bytes)), default=0)
@@ -178,19 +210,29 @@ def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], na
         case "indent":
             size = len(text) + (text.count("\n") + 1) * max(numbers or 4, longest)
         case "wordwrap":
-            size = len(text) + (len(text) // max(numbers, 1) + text.count("\n") + 1) * max(longest, 1)
+            size = len(text) * (_SLOWNESS + longest)
+        case "urlize" | "striptags" | "title" | "pprint" | "xmlattr":
+            size = len(text) * (_SLOWNESS + weight)
         case "expandtabs":
             size = len(text) + text.count("\t") * (numbers or 8)
-        case "replace" if len(given) >= 2 and isinstance(given[0], str) and isinstance(given[1], str):
-            size = len(text) + text.count(given[0]) * len(given[1])
+        case "replace":
+            size = len(text) + _replaced(text, arguments, named)
         case "translate":
-            size = len(text) * (1 + max((weigh(value) for value in given), default=0))
+            size = len(text) * (1 + weight)
         case "split" | "rsplit" | "splitlines" | "list" | "batch" | "slice" | "unique" | "map":
             separator = next((value for value in given if isinstance(value, str)), None)
             size = len(text) + _ELEMENT * (text.count(separator) if separator else len(text))
         case _:
-            size = len(text) * 8 + weigh(*given) + numbers  # escaping writes up to six for one
+            size = len(text) * 8 + weight + numbers  # escaping writes up to six for one
     costs().make(size)
+
+
+def _replaced(text: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
+    """The characters that come instead; whatever is no text is written out, and was weighed."""
+    given = dict(zip(("old", "new", "count"), arguments, strict=False)) | dict(named)
+    old, new = given.get("old", ""), given.get("new", "")
+    spelled = old.decode("latin-1") if isinstance(old, bytes) else str(old)
+    return text.count(spelled) * (len(new) if isinstance(new, str | bytes) else 8 * weigh(new))
 
 
 _SHORTENS = frozenset(
@@ -202,9 +244,11 @@ _SHORTENS = frozenset(
 """Methods and filters of texts that make none longer than the one they are given."""
 
 
-def demand_json(value: Any, indent: Any) -> None:
+def demand_json(value: Any, indent: Any, separators: Any) -> None:
     """A value as JSON, counted first."""
     weight = weigh(value)
+    if separators is not None and weigh(separators) > _LONGEST_SET:
+        raise TooCostly(f"it writes JSON with separators of more than {_LONGEST_SET:,} characters")
     demand_small_numbers([indent])
     deep = 0 if indent is None else depth(value) * (len(indent) if isinstance(indent, str) else int(indent))
     costs().make(weight * 2 + weight // _ELEMENT * deep)
@@ -218,29 +262,42 @@ def bounded(name: str, filtered: Callable[..., Any]) -> Callable[..., Any]:
     def apply(*given: Any, **named: Any) -> Any:
         costs().step()
         first, *rest = given[1:] if passed else given
-        if name in ("join", "list", "sum") and not isinstance(first, str | Mapping) and hasattr(first, "__next__"):
-            first = list(first)  # what a generator holds is told only by asking for it
+        if name in _CONSUMES:
+            first = settled(first)
             given = (*given[: int(passed)], first, *rest)
+        weight = weigh(*rest, *named.values())
         if name == "tojson":
-            demand_json(first, rest[1] if len(rest) > 1 else named.get("indent"))
+            indent, separators = [*rest[1:3], None, None][:2]
+            demand_json(first, named.get("indent", indent), named.get("separators", separators))
         elif name == "format":
+            weigh(first)
             _demand_plain_format(str(first), "%", [*rest, *named.values()])
         elif name == "join":
-            between = next((value for value in [*rest, *named.values()] if isinstance(value, str)), "")
             many = len(first) if hasattr(first, "__len__") else 0
-            costs().make(weigh(first) + many * len(between))
+            costs().make(weigh(first) + many * weight)
         elif name == "sum" and not isinstance(rest[1] if len(rest) > 1 else named.get("start", 0), int | float):
             raise TooCostly("it sums up lists")
+        elif isinstance(first, str | bytes) and name in _DIVIDES:  # `%` formats a text
+            operate("%", first, 0, lambda *_: None)
         elif isinstance(first, str | bytes):
             demand_text(name, first, rest, named)
+        elif name in _OF_TEXTS:
+            costs().make(weigh(first))
+            demand_text(name, str(first), rest, named)
         else:
-            demand_small_numbers([*rest, *named.values(), *([first] if name in ("round", "string") else [])])
-            costs().make(weigh(first, *rest) if name not in _LOOKS else 0)
+            is_number = name in ("round", "string", *_DIVIDES)
+            demand_small_numbers([*rest, *named.values(), *([first] if is_number else [])])
+            costs().make(weigh(first) + weight if name not in _LOOKS else 0)
         return filtered(*given, **named)
 
     return apply
 
 
+_CONSUMES = ("join", "list", "sum", "unique", "sort", "min", "max", "groupby")
+"""Filters that look at all that a generator holds."""
+_DIVIDES = ("divisibleby", "odd", "even")
+_OF_TEXTS = ("replace", "center", "urlize", "striptags", "wordwrap", "indent", "pprint", "title", "lower", "upper")
+"""Filters and tests that write out whatever they are given."""
 _LOOKS = (
     "first", "last", "length", "count", "default", "d", "items", "attr", "select", "reject", "selectattr", "rejectattr",
     "map", "random", "trim", "reverse",
