@@ -27,7 +27,10 @@ _INSIDE = Path(__file__).parent / "inside"
 _FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
 _TOGETHER_SCRIPT = (_INSIDE / "tests_together.py").read_text()
 _PACKAGE = "turnwise.sandbox.inside"
-_APART = ("far", "plain", "packing", "crossing", "lineup", "code_process", "held_files", "outcomes", "tests_driver")
+_APART = (
+    "far", "plain", "packing", "swallowed", "crossing", "lineup", "code_process", "held_files", "outcomes",
+    "tests_driver",
+)  # fmt: skip
 _SOURCES = [
     *([name, ""] for name in ("turnwise", "turnwise.sandbox", _PACKAGE)),
     *([f"{_PACKAGE}.{name}", (_INSIDE / f"{name}.py").read_text()] for name in _APART),
@@ -238,9 +241,7 @@ async def run_tests(
     return Outcome(counts[0], len(set(tests.FAIL_TO_PASS)), counts[1], len(set(tests.PASS_TO_PASS)))
 
 
-def _order(
-    instance: Instance, changed: Mapping[str, str | None], tests: SweTests
-) -> tuple[str, list[Any], set[str]]:
+def _order(instance: Instance, changed: Mapping[str, str | None], tests: SweTests) -> tuple[str, list[Any], set[str]]:
     """The script that runs the tests, what it reads first, and the modules of tests that are nowhere on disk."""
     order: dict[str, Any] = {"runner": tests.runner, "tests": [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]}
     if not tests.apart:

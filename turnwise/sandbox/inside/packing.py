@@ -10,7 +10,7 @@ import inspect
 import operator
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -119,6 +119,8 @@ class Packing:
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
+        if kind is TracebackType:  # of frames that are not over there
+            return None
         if kind is tuple:
             return ["tuple", [self.pack(one) for one in value]]
         if kind is frozenset:
@@ -223,7 +225,8 @@ class Packing:
             raise Lost
         known = self._theirs.get(number)
         if known is None:
-            known = object.__new__(kind)
+            make: Any = object.__new__
+            known = make(kind)
             object.__setattr__(known, "_far_at", number)
             self._theirs[number] = known
         return known
