@@ -10,7 +10,7 @@ import inspect
 import operator
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -119,8 +119,6 @@ class Packing:
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
-        if kind is TracebackType:  # of frames that are not over there
-            return None
         if kind is tuple:
             return ["tuple", [self.pack(one) for one in value]]
         if kind is frozenset:
