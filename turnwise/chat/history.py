@@ -128,6 +128,19 @@ def demand_marks(text: str, marks: dict[str, Message]) -> None:
             raise TemplateError(f"the chat template does not show what a {reply.role} replies")
 
 
+def marks_for_words(tail: str, marks: dict[str, Message]) -> str | None:
+    """A text with each mark in the place of the words that it stands for; None where it does not have them in order."""
+    parts, position = list[str](), 0
+    for mark, reply in marks.items():
+        words = reply.text.strip()
+        start = tail.find(words, position)
+        if start < 0:
+            return None
+        parts += (tail[position:start], mark)
+        position = start + len(words)
+    return "".join((*parts, tail[position:]))
+
+
 def _difference(before: str, after: str) -> str:
     at = max(shared(before, after) - 16, 0)  # with a little of what is still the same
     return (
