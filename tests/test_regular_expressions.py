@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import turnwise
+
 ROOT = Path(__file__).parents[1]
 NEW = re.compile(r"\(\?>|(?<!\\)(?:\\\\)*[*+?}]\+")
 """An atomic group, or a quantifier that gives nothing back."""
@@ -45,11 +47,10 @@ def test_what_only_looks_like_it_is_not(text: str) -> None:
 
 
 def test_no_pattern_is_possessive_or_atomic() -> None:
-    files = sorted(
-        path for name in ("turnwise", "examples", "benchmarks", "docs") for path in (ROOT / name).rglob("*.py")
-    )
+    folders = (Path(turnwise.__path__[0]), *(ROOT / name for name in ("examples", "benchmarks", "docs")))
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     found = {
-        f"{path.relative_to(ROOT)}:{line}"
+        f"{path}:{line}"
         for path in files
         for line, text in patterns(path.read_text(encoding="utf-8"))
         if NEW.search(without_sets(text))

@@ -15,7 +15,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.chat.trials import Course
-from turnwise.types import Message, Role, ToolCall
+from turnwise.types import Message, Origin, Role, ToolCall
 
 PROMPT = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is it?")]
 
@@ -177,6 +177,35 @@ def test_words_before_a_call_that_a_template_moves_are_followed(public, name):
         )
     talk.say(thought + "It is so.", talk.renderer.end_id)
     assert talk.renderer.check(talk.ledger, talk.messages, talk.tools).problem is None
+
+
+@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT])
+def test_a_thought_that_the_policy_opens_again_and_the_template_shows_once_is_followed(public, history):
+    """The header wrote <think>, the policy too: a server shows one of them, and what is trained next begins so."""
+    talk = Talk(public("qwen3_5_think", history), PROMPT)
+    call = talk.renderer.call_format.render_call(ToolCall("", "probe", {"x": "1"}))
+    for words in ("hm\n</think>\n\n", "<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n\n"):
+        before = len(talk.segments)
+        (asked,) = talk.say(words + call, talk.renderer.call_end_id).tool_calls
+        talk.append_replies(Message(Role.TOOL, "42", tool_call_id=asked.id, name="probe"))
+        assert len(talk.segments) - before == words.startswith("<think>")
+        rendered = talk.renderer.render(talk.messages, talk.tools, reply=True)
+        assert talk.renderer.tokenizer.decode(talk.ledger.token_ids) == rendered
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6"])
+@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT, History.VERBATIM])
+def test_a_tool_response_that_a_user_writes_is_no_new_question(public, name, history):
+    """These templates keep thoughts then, which they drop when the user says anything else in its place."""
+    talk = Talk(public(name, history), PROMPT)
+    thought = talk.renderer.call_format.render_thought("six sevens " * 20 + ".", is_open=talk.renderer.in_reasoning)
+    told = "<tool_response>x</tool_response>"
+    for _ in range(2):
+        talk.answer_and_hear_user(f"{thought}It is so.", told)
+    assert len(talk.segments) == 1 and talk.text_of(Origin.USER) == told * 2
+    assert talk.renderer.tokenizer.decode(talk.ledger.token_ids) == talk.renderer.render(
+        talk.messages, talk.tools, reply=True
+    )
 
 
 def test_marks_that_are_no_tokens_are_told(public, folder):

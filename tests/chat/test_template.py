@@ -156,7 +156,7 @@ def test_a_template_that_refuses_every_reply_of_a_kind_stops_the_run(talk):
 
 
 def test_a_role_the_template_does_not_know_is_named(renderer):
-    with pytest.raises(TemplateError, match=r"\[system, user\]: there is no system role"):
+    with pytest.raises(TemplateError, match=r"\[system, user\] without tools: there is no system role"):
         renderer("gemma").open([Message(Role.SYSTEM, "Be brief."), HELLO], ())
 
 

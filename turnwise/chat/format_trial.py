@@ -105,9 +105,10 @@ def _calls(tokenizer: Tokenizer, kwargs: dict[str, Any], arguments: dict[str, An
         calling = {"role": "assistant", "content": content, "tool_calls": [call]}
         whole = _render(tokenizer, [asked, calling], kwargs, reply=False) or ""
         answer = whole.rpartition(hello)[2]
-        if _NAME in answer and answer not in seen:
+        texts = tuple(dict.fromkeys(_spoken(answer, *frames, special=tokenizer.special_texts)))
+        if _NAME in texts[0] and answer not in seen:  # a list of tools may stand behind the user's words
             seen.add(answer)
-            yield _Written(arguments, tuple(dict.fromkeys(_spoken(answer, *frames, special=tokenizer.special_texts))))
+            yield _Written(arguments, texts)
 
 
 def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], kwargs: dict[str, Any], *, reply: bool) -> str | None:

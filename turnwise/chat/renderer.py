@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turnwise.chat.forms import CallForm as CallForm
 from turnwise.chat.frame import Frame, written_already
 from turnwise.chat.frames import Frames, NoFrame, Place
-from turnwise.chat.history import Follower, Reply, demand_marks, mark_texts
+from turnwise.chat.history import Follower, Reply, demand_marks, mark_texts, marks_for_words
 from turnwise.chat.history import History as History
 from turnwise.chat.history import HistoryRewritten as HistoryRewritten
 from turnwise.chat.image_blocks import (
@@ -197,9 +197,11 @@ class Renderer:
         assistant, after, start = Follower(self.template, self.history).suffix(reply)
         marks: dict[str, Message] = {}
         marked = [mark_texts(reply, marks) for reply in shown]
-        skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
+        tail, whole = after[start:], self.render([*context, assistant, *marked], tools, reply=True)
+        skeleton = whole[start:]
+        if not whole.startswith(after[:start]) and (filled := marks_for_words(tail, marks)) is not None:
+            skeleton, place = filled, None  # it looks at words: a <tool_response> of a user is no question to Qwen3
         demand_marks(skeleton, marks)
-        tail = after[start:]
         places = list(replies_in(tail, skeleton, marks))
         if place is not None and self.frames is not None:
             self.frames.keep(place, self._frame(place, tail, skeleton, list(marks), shown, end))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -26,7 +27,10 @@ _INSIDE = Path(__file__).parent / "inside"
 _FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
 _TOGETHER_SCRIPT = (_INSIDE / "tests_together.py").read_text()
 _PACKAGE = "turnwise.sandbox.inside"
-_APART = ("far", "plain", "packing", "crossing", "lineup", "code_process", "held_files", "outcomes", "tests_driver")
+_APART = (
+    "far", "plain", "packing", "swallowed", "crossing", "lineup", "code_process", "held_files", "outcomes",
+    "tests_driver",
+)  # fmt: skip
 _SOURCES = [
     *([name, ""] for name in ("turnwise", "turnwise.sandbox", _PACKAGE)),
     *([f"{_PACKAGE}.{name}", (_INSIDE / f"{name}.py").read_text()] for name in _APART),
@@ -46,6 +50,7 @@ CONTROLS = frozenset({
     "pyproject.toml",
 })  # fmt: skip
 """Files that decide how tests are run: the repository's own stand, whatever became of them."""
+_IMPORT, _WORD = re.compile(r"\s*(import|from)\b"), re.compile(r"\w+")
 _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
 
 
@@ -220,11 +225,12 @@ async def run_tests(
         judged: dict[str, Any] = {
             "do": "place", "root": ROOT, "files": {**allowed(changes, instance, tests), **tests.files},
         }  # fmt: skip
+        script, order, unseen = _order(instance, judged["files"], tests)
+        judged["files"] = {**judged["files"], **dict.fromkeys(unseen, "")}
         if "refused" in await _script(session, judged):  # a file where the tests need a folder
             return Outcome(0, len(set(tests.FAIL_TO_PASS)), 0, len(set(tests.PASS_TO_PASS)))
         names = [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]
         secret = secrets.token_hex(32)
-        script, order = _order(instance, judged["files"], tests, names)
         given = "\n".join([*map(json.dumps, order), secret, ""]).encode()
         argv = ("python", "-I", "-B", "-c", script)
         ran = await session.run(argv=argv, folder=ROOT, given=given, seconds=seconds, output=_ANSWER_CHARS)
@@ -235,18 +241,31 @@ async def run_tests(
     return Outcome(counts[0], len(set(tests.FAIL_TO_PASS)), counts[1], len(set(tests.PASS_TO_PASS)))
 
 
-def _order(
-    instance: Instance, changed: Mapping[str, str | None], tests: SweTests, names: list[str]
-) -> tuple[str, list[Any]]:
-    """The script that runs the tests, and what it reads first."""
-    order: dict[str, Any] = {"runner": tests.runner, "tests": names}
+def _order(instance: Instance, changed: Mapping[str, str | None], tests: SweTests) -> tuple[str, list[Any], set[str]]:
+    """The script that runs the tests, what it reads first, and the modules of tests that are nowhere on disk."""
+    order: dict[str, Any] = {"runner": tests.runner, "tests": [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]}
     if not tests.apart:
-        return _TOGETHER_SCRIPT, [order]
+        return _TOGETHER_SCRIPT, [order], set()
     files = {name: text for name, text in {**instance.files, **changed}.items() if text is not None}
-    named = _files_of(tests)
+    named = _files_of(tests) | (set(tests.files) - set(instance.files))
     held = {name: text for name, text in files.items() if decides(name) or name in named}
     code = [name for name in files if name not in held]
-    return _APART_SCRIPT, [_SOURCES, {**order, "scratch": SCRATCH, "held": held, "code": code}]
+    return _APART_SCRIPT, [_SOURCES, {**order, "scratch": SCRATCH, "held": held, "code": code}], _modules(held, tests)
+
+
+def _modules(held: Mapping[str, str], tests: SweTests) -> set[str]:
+    """Those of the tests' files that are modules: they say what is expected, which the code under test could read.
+
+    A sample that no test imports is data, and stays where the code can be pointed at it.
+    """
+    named = _files_of(tests)
+    lines = (line for text in held.values() for line in text.splitlines() if _IMPORT.match(line))
+    imported = {word for line in lines for word in _WORD.findall(line)}
+    python = {name: name.split("/")[-1].removesuffix(".py") for name in held if name.endswith(".py")}
+    return {
+        name for name, stem in python.items()
+        if name in named or stem in imported or stem == "conftest" or stem.startswith("test_") or stem.endswith("_test")
+    }  # fmt: skip
 
 
 def allowed(changes: Mapping[str, str | None], instance: Instance, tests: SweTests) -> dict[str, str | None]:

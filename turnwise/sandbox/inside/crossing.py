@@ -7,11 +7,14 @@ import contextlib
 import json
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from turnwise.sandbox.inside.packing import FarFailure, Guard, Lost, Packing
+from turnwise.sandbox.inside.swallowed import is_verdict
 
 _SIZE = struct.Struct(">Q")
 _MOST = 64 << 20
@@ -23,7 +26,8 @@ class Link(Packing):
     def __init__(self, channel: socket.socket, first: int, scratch: str, guard: Guard) -> None:
         super().__init__(first, scratch, guard)
         self.channel = channel
-        self.doubt: Callable[[Callable[..., Any], str, Any], Any] | None = None
+        self.doubt: Callable[[Callable[[str, Any], Any], str, Any], Any] | None = None
+        self.may_swallow: Callable[[BaseException, FrameType], bool] = lambda error, frame: True
         self.heard: Callable[[list[list[Any]]], None] = lambda pieces: None
         self.before: Callable[[], Any] = lambda: None
         self.told: Callable[[Any], None] = lambda news: None
@@ -35,16 +39,18 @@ class Link(Packing):
     def request(self, what: str, *args: Any) -> Any:
         if not self.is_trusted and threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the tests can be called from the main thread only")
+        failed: BaseException | None = None
         with self._lock:
             self._send({"do": what, "args": [self.pack(one) for one in args]})
-            while True:
-                message = self._receive()
-                if "do" in message:
-                    self._serve(message)
-                elif "raised" in message:
-                    raise _error(self.unpack_all(message, "raised"))
-                else:
-                    return self.unpack_all(message, "value")
+            while "do" in (message := self._receive()):
+                failed = self._serve(message) or failed
+            key = "raised" if "raised" in message else "value"
+            answer = self.unpack_all(message, key)
+            if failed is not None:  # in a callback: whatever the code under test made of it
+                raise failed
+            if key == "raised":
+                raise _error(answer)
+            return answer
 
     def serve(self) -> None:
         """Do what is asked until the other side is gone."""
@@ -53,14 +59,19 @@ class Link(Packing):
                 self._serve(self._receive())
 
     def special(self, thing: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def ask(*given: Any) -> Any:
+        def ask(name: str, *given: Any) -> Any:
             return self.request("special", thing, name, given, kwargs)
 
         if self.doubt is not None and len(args) == 1:
             return self.doubt(ask, name, args[0])
-        return ask(*args)
+        answer = ask(name, *args)
+        if name == "__exit__" and answer and isinstance(args[1], BaseException):
+            return self.may_swallow(args[1], sys._getframe(2))
+        return answer
 
-    def _serve(self, message: dict[str, Any]) -> None:
+    def _serve(self, message: dict[str, Any]) -> BaseException | None:
+        """Do what is asked; an assertion of the tests' own that failed is given back."""
+        failed = None
         try:
             args = self.unpack_all(message, "args")
             what = message["do"]
@@ -70,7 +81,9 @@ class Link(Packing):
             raise
         except BaseException as error:  # whatever our code raises is the answer
             answer = {"raised": self.pack(error)}
+            failed = error if self.is_trusted and is_verdict(error) else None
         self._send(answer)
+        return failed
 
     def _send(self, message: dict[str, Any]) -> None:
         message["news"] = self.pack(self.before())

@@ -4,6 +4,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ class _Afar(importlib.abc.Loader):
         self._link, self._places = link, places
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        spec.submodule_search_locations = self._link.request("import", spec.name, self._places)
+        places = self._link.request("import", spec.name, self._places)
+        spec.submodule_search_locations = [str(place) for place in places] if isinstance(places, list) else None
         return self._link.modules.setdefault(spec.name, FarModule(spec.name, self._link))
 
     def exec_module(self, module: ModuleType) -> None:
@@ -55,6 +57,8 @@ class HeldFiles:
         self._folders = {os.path.dirname(path)[: at or None] for path in self._code for at in self._ends(path)}
         self._test_folders = {os.path.dirname(path)[: at or None] for path in self._held for at in self._ends(path)}
         self._looking = False
+        known = {sys.prefix, sys.base_prefix, sys.exec_prefix, *filter(os.path.isabs, sys.path)} - {root}
+        self._installed_in = tuple({f"{place}/" for one in known for place in (one, os.path.realpath(one))})
 
     @staticmethod
     def _ends(path: str) -> list[int]:
@@ -63,6 +67,8 @@ class HeldFiles:
 
     def install(self) -> None:
         sys.meta_path[:] = [self]
+        for path, text in self._held.items():  # where source is looked up: on disk, modules of tests are empty
+            linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
         sys.addaudithook(self._audit)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
@@ -75,22 +81,22 @@ class HeldFiles:
             for finder in (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter):
                 if (spec := finder.find_spec(name)) is not None:
                     return spec
-        outside = [place for place in places if not self._inside(place)]
-        return importlib.machinery.PathFinder.find_spec(name, outside)
+        return importlib.machinery.PathFinder.find_spec(name, list(filter(self._installed, places)))
 
     def invalidate_caches(self) -> None:
         importlib.machinery.PathFinder.invalidate_caches()
 
     def _in_repository(self, name: str, base: str, places: list[str]) -> Any:
+        is_namespace = base in self._test_folders and base not in self._folders
         for file, is_package in ((base + "/__init__.py", True), (base + ".py", False)):
             if file in self._held:
                 loader = _Held(file, self._held[file])
                 return importlib.util.spec_from_file_location(
                     name, file, loader=loader, submodule_search_locations=[base] if is_package else None
                 )
-            if file in self._code:
+            if file in self._code and not is_namespace:
                 return self._afar(name, file, places)
-        if base in self._test_folders and base not in self._folders:
+        if is_namespace:
             spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [base]
             return spec
@@ -104,8 +110,18 @@ class HeldFiles:
     def _inside(self, path: str) -> bool:
         return path == self._scratch or path.startswith(self._scratch + "/")
 
+    def _installed(self, path: str) -> bool:
+        """Whether it belongs to Python or its packages; of all else, the code under test may write anywhere."""
+        return f"{path}/".startswith(self._installed_in) and not self._inside(path)
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether code comes from a file that is neither installed nor a test's."""
+        path = os.path.abspath(name)
+        is_file = os.path.isabs(name) or (not name.startswith("<") and os.path.exists(path))
+        return is_file and path not in self._held and not self._installed(path)
+
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "exec" and self._inside(name := getattr(args[0], "co_filename", "")) and name not in self._held:
+        if event == "exec" and self._is_foreign(name := getattr(args[0], "co_filename", "")):
             raise PermissionError(f"{name}: a file of the code under test is not run by a test itself")
         if event == "pickle.find_class" and args[1] not in _PICKLED.get(args[0], ()):
             raise PermissionError(f"{args[0]}.{args[1]}: not to be unpickled by a test")

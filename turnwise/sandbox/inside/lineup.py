@@ -7,80 +7,150 @@ that it cannot know, of which one is the test's; an answer that others get too i
 import random
 import string
 from collections.abc import Callable
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any
 
 from turnwise.sandbox.inside.far import is_far
 
-DECOYS = 15
-_LETTERS = string.ascii_letters + string.digits
+DECOYS = 31
 _FAR_AWAY = 10**30
+_LONG = 6
+"""A text of so many letters is in no other by chance, once three of them are changed."""
+_ALPHABETS = ("aeiou", "bcdfghjklmnpqrstvwxyz", "AEIOU", "BCDFGHJKLMNPQRSTVWXYZ", string.digits, string.punctuation)
+_CONTRARY = {
+    "__lt__": ("__gt__", "__ge__"), "__le__": ("__gt__",), "__gt__": ("__lt__", "__le__"), "__ge__": ("__lt__",),
+}  # fmt: skip
+_SMALL: tuple[Any, ...] = ([], (), {}, set(), "", b"", 0, [0], (0,), {0: 0}, {0}, "a", b"a")
 _random = random.SystemRandom()
+Ask = Callable[[str, Any], Any]
 
 
-def doubt(ask: Callable[..., Any], name: str, other: Any) -> Any:
+def doubt(ask: Ask, name: str, other: Any) -> Any:
     """What an object says about `other`, unless it says so about anything."""
     match name:
-        case "__eq__":
-            return _alone(ask, other, [object()] if is_far(other) else decoys(other))
+        case "__eq__" | "__ne__":
+            others = [object()] if is_far(other) else decoys(other)
+            # An object of the tests' own judges by itself, and nothing is None but None.
+            return _alone(ask, name, other, [object(), *others]) if others else NotImplemented
         case "__contains__":
-            return _alone(ask, other, [object()])
+            return _alone(ask, name, other, [object(), *_elsewhere(other)])
         case "__lt__" | "__le__" | "__gt__" | "__ge__" if type(other) in (int, float):
-            return _alone(ask, other, [-_FAR_AWAY if name in ("__lt__", "__le__") else _FAR_AWAY])
+            return _ordered(ask, name, other)
         case "__sub__" | "__rsub__" if type(other) in (int, float):
-            return _difference(ask, other)
-    return ask(other)
+            return _difference(ask, name, other)
+    return ask(name, other)
 
 
-def _alone(ask: Callable[..., Any], other: Any, others: list[Any]) -> Any:
-    """The answer about `other`; False where one of the others gets the same yes."""
-    row = [(one, False) for one in others] + [(other, True)]
-    _random.shuffle(row)
-    answer, too_often = None, False
-    for one, is_other in row:
-        if is_other:
-            answer = ask(one)
-        else:
-            try:
-                said = ask(one)
-            except Exception:  # it may refuse what the test never asked about
-                continue
-            too_often = too_often or (said is not NotImplemented and bool(said))
-    return False if too_often and answer is not NotImplemented and bool(answer) else answer
+def _asked(ask: Ask, row: list[tuple[str, Any]]) -> list[Any]:
+    """The answers to the first question and to the others, which it may refuse; all in an order of chance."""
+    answers: list[Any] = [NotImplemented] * len(row)
+    for at in _random.sample(range(len(row)), len(row)):
+        try:
+            answers[at] = ask(*row[at])
+        except Exception:
+            if at == 0:
+                raise
+    return answers
 
 
-def _difference(ask: Callable[..., Any], other: float) -> Any:
+def _alone(ask: Ask, name: str, other: Any, others: list[Any]) -> Any:
+    """The answer about `other`; the contrary where one of the others is called equal, or contained, too."""
+    yes = name != "__ne__"
+    answer, *rest = _asked(ask, [(name, one) for one in (other, *others)])
+    if answer is NotImplemented or bool(answer) is not yes:
+        return answer
+    too_often = any(said is not NotImplemented and bool(said) is yes for said in rest)
+    return not yes if too_often else answer
+
+
+def _ordered(ask: Ask, name: str, other: float) -> Any:
+    """Nothing is before and after a number at once, nor before or after every number."""
+    distant = -_FAR_AWAY if name in ("__lt__", "__le__") else _FAR_AWAY
+    row = [(name, other), (name, distant), *((contrary, other) for contrary in _CONTRARY[name])]
+    answer, *rest = _asked(ask, row)
+    return False if any(said is not NotImplemented and bool(said) for said in rest) else answer
+
+
+def _difference(ask: Ask, name: str, other: float) -> Any:
     """Two differences from two numbers are not the same."""
     row = [other, other + _random.randint(1, 9)]
     _random.shuffle(row)
-    said = {one: ask(one) for one in row}
+    said = {one: ask(name, one) for one in row}
     first, second = (said[one] for one in row)
     if first is not NotImplemented and not is_far(first) and not is_far(second) and first == second:
         raise TypeError("the same difference from every number")
     return said[other]
 
 
+def _elsewhere(value: Any) -> list[Any]:
+    """What is hardly contained where a value is."""
+    if type(value) in (int, float):
+        return [sign * (_FAR_AWAY + _random.randrange(_FAR_AWAY)) for sign in (1, -1)]
+    if type(value) in (str, bytes):
+        return decoys(value if len(value) >= _LONG else value * _LONG) if value else []
+    return []
+
+
 def decoys(value: Any) -> list[Any]:
-    """Values like one, and not equal to it."""
-    made: list[Any] = [object()]
+    """Values like one, and not equal to it; none where it is None or no plain value."""
     kind = type(value)
+    made: list[Any]
     if kind is bool:
-        made.append(not value)
-    elif kind in (int, float):
-        low, high = (_random.randint(3, 9 + int(min(abs(value), _FAR_AWAY) if value == value else 0)) for _ in range(2))
-        made += [value + step for step in (_random.randint(-low, high) for _ in range(DECOYS)) if step]
+        made = [not value]
+    elif kind in (list, tuple, dict, set, frozenset, str, bytes) and not value:
+        made = list(_SMALL)
     elif kind in (str, bytes):
-        for _ in range(DECOYS):
-            text = "".join(_random.choice(_LETTERS) for _ in range(max(1, len(value))))
-            made.append(text if kind is str else text.encode())
-    elif kind in (list, tuple) and value:
-        at = _random.randrange(len(value))
-        made += [kind((*value[:at], one, *value[at + 1 :])) for one in decoys(value[at])[1:] or [object()]]
-        made.append(kind((*value, value[at])))
-    elif kind is dict and value:
-        key = _random.choice(list(value))
-        made += [{**value, key: one} for one in decoys(value[key])[1:]] + [{**value, object(): 0}]
-    elif kind in (list, tuple):
-        made.append(kind((0,)))
+        texts = _texts(value if kind is str else value.decode("latin-1"))
+        made = [text if kind is str else text.encode("latin-1") for text in texts]
+    elif kind in (list, tuple, set, frozenset):
+        made = [kind(one) for one in _rows(list(value))]
+    elif isinstance(value, dict):
+        made = [dict(zip(value, one, strict=True)) for one in _rows(list(value.values()))]
+        made += [dict(zip(one, value.values(), strict=True)) for one in _rows(list(value))]
+    elif isinstance(value, PurePath):
+        made = [kind(text) for text in _texts(str(value)) if "\0" not in text]
     else:
-        made += [0, "", None]
+        made = _shifted(value)
     return [one for one in made if not (type(one) is kind and one == value)]
+
+
+def _shifted(value: Any) -> list[Any]:
+    """Other numbers and times around one, to as many digits."""
+    kind = type(value)
+    if kind is complex:
+        return [complex(one, value.imag) for one in _shifted(value.real)]
+    if kind in (float, Decimal) and value == value and abs(value) < _FAR_AWAY:
+        digits = min(12, len(format(Decimal(str(value)), "f").partition(".")[2]))
+        return [kind(Decimal(one).scaleb(-digits)) for one in _shifted(int(Decimal(str(value)).scaleb(digits)))]
+    if kind in (int, float, Fraction):
+        low, high = (_random.randint(3, 9 + int(min(abs(value), _FAR_AWAY) if value == value else 0)) for _ in range(2))
+        return [value + step for step in (_random.randint(-low, high) for _ in range(DECOYS)) if step]
+    if isinstance(value, date):
+        return [value + timedelta(days=step) for step in _random.sample(range(1, 99), DECOYS)]
+    if kind is timedelta:
+        return [value + timedelta(seconds=step) for step in _random.sample(range(1, 99), DECOYS)]
+    return []
+
+
+def _rows(values: list[Any]) -> list[list[Any]]:
+    """One of the values replaced by others like it, the same one in all rows: no row stands out."""
+    for at in _random.sample(range(len(values)), len(values)):
+        if not is_far(values[at]) and (others := decoys(values[at])):
+            return [[*values[:at], one, *values[at + 1 :]] for one in others]
+    return [[*values[1:], object()]]
+
+
+def _texts(text: str) -> list[str]:
+    """Up to three letters replaced, by letters of their sort, at the same places in all."""
+    places = [at for at, letter in enumerate(text) if letter.isascii() and letter.isalnum()] or list(range(len(text)))
+    places = _random.sample(places, min(3, len(places)))
+    made = []
+    for _ in range(DECOYS):
+        letters = list(text)
+        for at in places:
+            letters[at] = _random.choice(next((some for some in _ALPHABETS if text[at] in some), _ALPHABETS[-1]))
+        made.append("".join(letters))
+    return made

@@ -219,9 +219,12 @@ class Packing:
         raise Lost
 
     def _stand_in(self, number: int, kind: Any) -> Any:
+        if not isinstance(kind, FarClass):  # an empty object of a class of ours is nobody's to make
+            raise Lost
         known = self._theirs.get(number)
         if known is None:
-            known = object.__new__(kind)
+            make: Any = object.__new__
+            known = make(kind)
             object.__setattr__(known, "_far_at", number)
             self._theirs[number] = known
         return known

@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PosixPath, PurePosixPath
+from types import TracebackType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -44,6 +45,7 @@ KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "slice": (slice, lambda one: [one.start, one.stop, one.step], lambda text: slice(*text)),
     "Ellipsis": (type(...), lambda _: 0, lambda _: ...),
     "NotImplemented": (type(NotImplemented), lambda _: 0, lambda _: NotImplemented),
+    "traceback": (TracebackType, lambda _: 0, lambda _: None),  # of frames that are not over there
     "Decimal": (Decimal, str, Decimal),
     "Fraction": (Fraction, str, Fraction),
     "UUID": (uuid.UUID, str, uuid.UUID),

@@ -26,6 +26,7 @@ from turnwise.sandbox.inside.held_files import HeldFiles
 from turnwise.sandbox.inside.lineup import doubt
 from turnwise.sandbox.inside.outcomes import with_pytest, with_unittest
 from turnwise.sandbox.inside.packing import Guard
+from turnwise.sandbox.inside.swallowed import may_swallow
 
 _DECIDERS = frozenset({"unittest", "pytest", "_pytest", "pluggy", "doctest", "turnwise"})
 _CLOSED = (ModuleType, CodeType, FrameType, TracebackType, unittest.TestCase, unittest.TestResult)
@@ -133,16 +134,16 @@ def pass_on_patches(link: Link) -> None:
 
 
 def doubt_differences() -> None:
-    """Nearly equal is what numbers are; an object of the code under test says which number it is."""
+    """What is nearly equal is numbers, what has differences is sets: an object of the code's says which it is."""
 
-    def changed(real: Any) -> Any:
-        def almost(self: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
-            return real(self, *(float(one) if is_far(one) else one for one in (first, second)), *args, **kwargs)
+    def changed(real: Any, kind: type) -> Any:
+        def compare(self: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+            return real(self, *(kind(one) if is_far(one) else one for one in (first, second)), *args, **kwargs)
 
-        return almost
+        return compare
 
-    for name in ("assertAlmostEqual", "assertNotAlmostEqual"):
-        setattr(unittest.TestCase, name, changed(getattr(unittest.TestCase, name)))
+    for name, kind in (("assertAlmostEqual", float), ("assertNotAlmostEqual", float), ("assertSetEqual", set)):
+        setattr(unittest.TestCase, name, changed(getattr(unittest.TestCase, name), kind))
 
 
 def start_code(sources: list[list[str]], stub: str, scratch: str) -> socket.socket:
@@ -171,7 +172,7 @@ def main(sources: list[list[str]], stub: str) -> None:
     scratch = order["scratch"]
     guard = _Guard()
     guard.link = link = _Link(start_code(sources, stub, scratch), 0, scratch, guard)
-    link.doubt, link.heard, link.before = doubt, hear, World().news
+    link.doubt, link.may_swallow, link.heard, link.before = doubt, may_swallow, hear, World().news
     for name, _ in sources:
         del sys.modules[name]
     sys.modules["__main__"] = ModuleType("__main__")
