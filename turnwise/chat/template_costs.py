@@ -95,7 +95,7 @@ class counted:
         _renders.costs = self._before
 
 
-_MANY: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_MANY: Any = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def weigh(*values: Any) -> int:

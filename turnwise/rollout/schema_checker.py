@@ -54,6 +54,8 @@ def argument_problem(validator: jsonschema.Draft202012Validator, arguments: Any)
         errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(step) for step in error.path])
     except RecursionError:
         return TOO_DEEP
+    except OverflowError:  # a whole number that no fraction can be compared with
+        return "it has a number that is too large"
     except (re.error, Unresolvable) as error:
         return f"its schema cannot be used: {str(error)[:LONGEST]}"
     if not errors:

@@ -203,6 +203,8 @@ class ArgumentChecker:
             size = len(json.dumps(arguments))
         except RecursionError as error:
             raise BadArguments(f"bad arguments for {self.name}: {schema_checker.TOO_DEEP}") from error
+        except ValueError as error:  # of more digits than Python writes
+            raise BadArguments(f"bad arguments for {self.name}: it has a number that is too large") from error
         return self.validator is not None and len(self.text) * size <= QUICK
 
     def _judge(self, problem: str | None) -> None:
