@@ -179,6 +179,20 @@ def test_words_before_a_call_that_a_template_moves_are_followed(public, name):
     assert talk.renderer.check(talk.ledger, talk.messages, talk.tools).problem is None
 
 
+@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT])
+def test_a_thought_that_the_policy_opens_again_and_the_template_shows_once_is_followed(public, history):
+    """The header wrote <think>, the policy too: a server shows one of them, and what is trained next begins so."""
+    talk = Talk(public("qwen3_5_think", history), PROMPT)
+    call = talk.renderer.call_format.render_call(ToolCall("", "probe", {"x": "1"}))
+    for words in ("hm\n</think>\n\n", "<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n\n"):
+        before = len(talk.segments)
+        (asked,) = talk.say(words + call, talk.renderer.call_end_id).tool_calls
+        talk.append_replies(Message(Role.TOOL, "42", tool_call_id=asked.id, name="probe"))
+        assert len(talk.segments) - before == words.startswith("<think>")
+        rendered = talk.renderer.render(talk.messages, talk.tools, reply=True)
+        assert talk.renderer.tokenizer.decode(talk.ledger.token_ids) == rendered
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6"])
 @pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT, History.VERBATIM])
 def test_a_tool_response_that_a_user_writes_is_no_new_question(public, name, history):

@@ -65,9 +65,10 @@ class Follower:
         given = reply.context, reply.assistant, reply.end, reply.replies, reply.tools
         try:
             after, start = self.template.locate(*given)
-            if start is not None:
+            loses_a_tag = start is not None and self._loses_a_tag(reply, after)
+            if start is not None and not loses_a_tag:
                 return reply.assistant, after, start
-            if self._follows(reply, after):
+            if loses_a_tag or self._follows(reply, after):
                 self._demand_shown(reply)
                 raise HistoryRewritten
             return self.template.marked_tail(reply.context, reply.assistant, reply.replies, reply.tools)
@@ -91,6 +92,16 @@ class Follower:
                 reply.context, reply.assistant, reply.end, reply.replies, reply.tools
             )
         return self.history is History.SEGMENT
+
+    def _loses_a_tag(self, reply: Reply, after: str) -> bool:
+        """Whether a <think> that the header had opened already, and the policy wrote again, is shown once only."""
+        template, text = self.template, reply.assistant.text
+        again = template.thought and text.lstrip().startswith(template.call_format.THINK)
+        if not again or self.history not in (History.AUTO, History.SEGMENT) or template.is_structured(reply.assistant):
+            return False
+        header = template.render(reply.context, reply.tools, reply=True)
+        shown = "".join(after.split()).startswith("".join((header + text).split()))
+        return header.endswith(template.thought) and not shown
 
     def _can_follow(self, error: TemplateError, reply: Reply) -> bool:
         """Whether the template can show the whole all the same."""
