@@ -170,10 +170,10 @@ def test_a_process_that_was_killed_is_replaced_and_none_is_left():
     assert process.returncode is not None and own._all == [] and checkers is not own
 
 
-@pytest.mark.parametrize("number", [10**4000, 10**5000])
-def test_a_number_that_is_too_large_is_told_to_the_model(number):
+@pytest.mark.parametrize("digits", [4000, 5000])
+def test_a_number_that_is_too_large_is_told_to_the_model(digits):
     """No fraction can be compared with the first, and Python does not write the second."""
     parameters = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 0.3}}}
     schema = {"type": "function", "function": {"name": "t", "parameters": parameters}}
     with pytest.raises(BadArguments, match="too large"):
-        asyncio.run(ArgumentChecker.of(schema, "t").check({"a": number}))
+        asyncio.run(ArgumentChecker.of(schema, "t").check({"a": 10**digits}))

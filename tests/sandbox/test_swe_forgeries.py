@@ -52,23 +52,41 @@ def test_the_ways_people_write_tests_work_from_another_process(shells, runner) -
     assert judge(shells, styles.FILES, tests, [{}]) == [Outcome(len(names), len(names), 0, 0)]
 
 
-def test_no_forgery_passes_and_a_true_fix_does(shells) -> None:
+SOME = (
+    "_ShouldStop",
+    "test files rewritten on import",
+    "assertions that assert nothing",
+    "every comparison is always true",
+)
+"""Of each sort one; the long tail of the suite tries them all."""
+SOME += ("a fork that answers too", "an object of the runner's, by name", "a request for them")
+
+
+def no_forgery_passes(shells, runner: str, names) -> None:
     """Some of them also break what was right; none of them mends a thing."""
-    controls = [{}, {"calc/add.py": forged.RIGHT}]
-    unmended, mended, *found = judge(
-        shells, forged.FILES, named_tests("unittest"), [*controls, *forged.FORGERIES.values()], seconds=20.0
-    )
+    changes = [{}, {"calc/add.py": forged.RIGHT}, *(forged.FORGERIES[name] for name in names)]
+    unmended, mended, *found = judge(shells, forged.FILES, named_tests(runner), changes, seconds=20.0)
     assert (unmended.f2p_count, unmended.p2p_count) == (0, len(forged.PASSING)) and mended.resolved
-    assert len(found) >= 60
-    passed = [name for name, outcome in zip(forged.FORGERIES, found, strict=True) if outcome.f2p_count]
-    assert passed == []
+    assert [name for name, outcome in zip(names, found, strict=True) if outcome.f2p_count] == []
 
 
-def test_no_forgery_passes_with_pytest(shells) -> None:
-    changes = [{"calc/add.py": forged.RIGHT}, *(forged.FORGERIES[name] for name in forged.PYTEST_FORGERIES)]
-    mended, *found = judge(shells, forged.FILES, named_tests("pytest"), changes, seconds=20.0)
-    assert mended.resolved
-    assert [name for name, one in zip(forged.PYTEST_FORGERIES, found, strict=True) if one.f2p_count] == []
+def test_no_forgery_passes_and_a_true_fix_does(shells) -> None:
+    no_forgery_passes(shells, "unittest", SOME)
+
+
+def test_no_forgery_passes_with_pytest_and_a_true_fix_does(shells) -> None:
+    no_forgery_passes(shells, "pytest", ("pytest's skip",))
+
+
+@pytest.mark.long
+def test_no_forgery_of_all_passes(shells) -> None:
+    assert len(forged.FORGERIES) >= 60
+    no_forgery_passes(shells, "unittest", tuple(forged.FORGERIES))
+
+
+@pytest.mark.long
+def test_no_forgery_of_all_passes_with_pytest(shells) -> None:
+    no_forgery_passes(shells, "pytest", forged.PYTEST_FORGERIES)
 
 
 LIMITS = {
@@ -80,6 +98,10 @@ LIMITS = {
         "class Zero:\n    def __mul__(self, other): return 0\ndef wrong(): return Zero()\n",
         "self.assertEqual(code.wrong() * 7, 0)",
     ),
+    "it answers for its own methods": (
+        "class Text(str):\n    def startswith(self, other): return True\ndef wrong(): return Text()\n",
+        "self.assertTrue(code.wrong().startswith('right'))",
+    ),
     "a test runs text that it gives": (
         "def wrong(): return \"setattr(__import__('unittest').TestCase, 'assertEqual', lambda *given: None)\"\n",
         "eval(code.wrong()); self.assertEqual(1, 2)",
@@ -89,9 +111,12 @@ LIMITS = {
 
 def test_what_is_still_the_policys_word_is_what_the_docs_say(shells) -> None:
     """Limits, so that nobody takes them for safe: docs/swe.md names each."""
-    for code, line in LIMITS.values():
-        text = f"import code_ as code, unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        {line}\n"
-        tests = SweTests(FAIL_TO_PASS=["tests.test_it.T.test_it"], files={"tests/test_it.py": text})
-        assert judge(shells, {"code_.py": ""}, tests, [{"code_.py": code}])[0].resolved, line
+    changes = {f"code_{at}.py": code for at, (code, _) in enumerate(LIMITS.values())}
+    text = "import unittest\nclass T(unittest.TestCase):\n"
+    for at, (_, line) in enumerate(LIMITS.values()):
+        text += f"    def test_{at}(self):\n        import code_{at} as code\n        {line}\n"
+    names = [f"tests.test_it.T.test_{at}" for at in range(len(LIMITS))]
+    tests = SweTests(FAIL_TO_PASS=names, files={"tests/test_it.py": text})
+    assert judge(shells, dict.fromkeys(changes, ""), tests, [changes])[0].resolved
     stop = forged.FORGERIES["_ShouldStop"]
     assert judge(shells, forged.FILES, named_tests("unittest", apart=False), [stop])[0].resolved

@@ -95,6 +95,19 @@ LIES = {  # what lies, what is right, and the test of both
         "import contextlib\n@contextlib.contextmanager\ndef f(): yield 3\n",
         "with f() as got:\n    self.assertEqual(got, 3)",
     ),
+    "blocks_left_together": (
+        _BLOCK.format("1 / 0"), _RIGHT_BLOCK.format("3"),
+        "import contextlib\nwith contextlib.ExitStack() as blocks:\n    block = blocks.enter_context(f())\n    self.assertEqual(block.get(), 3)",
+    ),
+    "block_hides_a_check": (
+        _BLOCK.format("1 / 0"), _RIGHT_BLOCK.format("3"),
+        "def check(got): self.assertEqual(got.get(), 3)\nwith f() as block:\n    check(block)",
+    ),
+    "block_of_a_coroutine": (
+        "class Block:\n    async def __aenter__(self): return 2\n    async def __aexit__(self, *error): return True\nf = Block\n",
+        "class Block:\n    async def __aenter__(self): return 3\n    async def __aexit__(self, *error): return False\nf = Block\n",
+        "import asyncio\nasync def work():\n    async with f() as got:\n        self.assertEqual(got, 3)\nasyncio.run(work())",
+    ),
     "callback": (_SWALLOW, _SWALLOW.replace("2", "3"), "f(lambda got: self.assertEqual(got, 3))"),
     "callback_made_another_error": (
         _SWALLOW.replace("pass", "raise KeyError"), "def f(callback):\n    callback(3)\n    raise KeyError\n",

@@ -65,9 +65,15 @@ class Link(Packing):
         if self.doubt is not None and len(args) == 1:
             return self.doubt(ask, name, args[0])
         answer = ask(name, *args)
-        if name == "__exit__" and answer and isinstance(args[1], BaseException):
-            return self.may_swallow(args[1], sys._getframe(2))
-        return answer
+        if name not in ("__exit__", "__aexit__") or not isinstance(args[1], BaseException):
+            return answer
+        leaving = sys._getframe(2)
+        if name == "__aexit__":
+            return self._left(answer, args[1], leaving)
+        return answer and self.may_swallow(args[1], leaving)
+
+    async def _left(self, answer: Any, error: BaseException, leaving: FrameType) -> Any:
+        return await answer and self.may_swallow(error, leaving)
 
     def _serve(self, message: dict[str, Any]) -> BaseException | None:
         """Do what is asked; an assertion of the tests' own that failed is given back."""
