@@ -108,6 +108,10 @@ LIES = {  # what lies, what is right, and the test of both
         "class Block:\n    async def __aenter__(self): return 3\n    async def __aexit__(self, *error): return False\nf = Block\n",
         "import asyncio\nasync def work():\n    async with f() as got:\n        self.assertEqual(got, 3)\nasyncio.run(work())",
     ),
+    "samples_are_removed": (
+        "import os, shutil\nshutil.rmtree('tests/samples')\ndef f(): return 2\n", _gives("3"),
+        "import glob\nfor _ in glob.glob('tests/samples/*.py'):\n    self.assertEqual(f(), 3)",
+    ),
     "callback": (_SWALLOW, _SWALLOW.replace("2", "3"), "f(lambda got: self.assertEqual(got, 3))"),
     "callback_made_another_error": (
         _SWALLOW.replace("pass", "raise KeyError"), "def f(callback):\n    callback(3)\n    raise KeyError\n",

@@ -127,6 +127,16 @@ class HeldFiles:
             raise PermissionError(f"{args[0]}.{args[1]}: not to be unpickled by a test")
         if event == "open" and not self._looking and isinstance(args[0], str | bytes):
             self._check_file(os.path.abspath(os.fsdecode(args[0])), str(args[1] or "r"))
+        if event == "os.remove":
+            self._data.pop(os.path.abspath(os.fsdecode(args[0])), None)
+        if event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes):
+            self._check_folder(os.path.abspath(os.fsdecode(args[0])))
+
+    def _check_folder(self, path: str) -> None:
+        """A test that does something for each file there is would do nothing, so what came with it must be there."""
+        gone = [file for file in self._data if os.path.dirname(file) == path and not os.path.lexists(file)]
+        if gone:  # no OSError, which `glob` takes for an empty folder
+            raise RuntimeError(f"{gone[0]}: removed by the code under test")
 
     def _check_file(self, path: str, mode: str) -> None:
         """A test reads what came with it; the code under test could have written there."""
