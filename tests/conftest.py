@@ -22,7 +22,10 @@ TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only `-m gpu` shows a GPU to the tests: all others are about what happens without one, on every machine."""
-    settings.register_profile("any machine", deadline=None)  # how long an example takes depends on who else computes
+    examples = int(os.environ.get("TURNWISE_EXAMPLES", "100"))  # fewer where a suite is only tried on another Python
+    settings.register_profile(
+        "any machine", deadline=None, max_examples=examples
+    )  # how long an example takes depends on who else computes
     settings.load_profile("any machine")
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

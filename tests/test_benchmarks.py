@@ -37,4 +37,6 @@ def test_a_benchmark_ends_in_figures(name: str, tmp_path: Path):
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALL[name]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert any(letter.isdigit() for letter in ended.stdout) or "needs" in ended.stdout, ended.stdout
+    assert any(letter.isdigit() for letter in ended.stdout) or "needs" in ended.stdout or "not run" in ended.stdout, (
+        ended.stdout
+    )

@@ -39,6 +39,7 @@ def test_a_solution_that_does_not_add_up_is_no_demonstration(task: Any, answer: 
     assert task.spoken(answer) == []
 
 
+@pytest.mark.long  # each stage is a command that other tests run; what the recipe itself does is tested above
 def test_every_stage_runs_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     source.mkdir()

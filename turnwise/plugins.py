@@ -76,7 +76,7 @@ class ImportTookTooLong(BaseException):
 @contextlib.contextmanager
 def _watched(spec: str, kind: str) -> Iterator[None]:
     """Say that an import takes long, and end one that never does; only the main thread can be interrupted."""
-    said = f"{kind} {spec[:LONGEST_NAME]!r}: still importing after {SLOW_IMPORT:g} s"
+    said = f"{kind} {spec[-LONGEST_NAME:]!r}: still importing after {SLOW_IMPORT:g} s"
     word = threading.Timer(SLOW_IMPORT, print, [said], {"file": sys.stderr})
     word.daemon = True
     in_main = threading.current_thread() is threading.main_thread()

@@ -72,6 +72,7 @@ def close(one: TrainReport, two: TrainReport, step: int) -> None:
         torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long  # tests/engines/test_sharded.py has the numbers, tests/cluster/test_ray.py the kills
 def test_ranks_on_two_nodes_give_the_numbers_of_one_process_and_one_may_die(tmp_path: Path, nodes: Any) -> None:
     alone = run(tmp_path, io.StringIO(), "run=alone", "training.steps=4")
     said = Watching({"step 2/3": lambda: os.kill(nodes.actors("RankActor")[1], signal.SIGKILL)})

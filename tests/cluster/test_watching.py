@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -77,7 +76,7 @@ def test_who_is_silent_is_told_once_and_who_answers_or_is_gone_is_not() -> None:
     dog.stop()
     assert told == ["still has given no sign of life for 1 s"]
     assert asked.count("gone") == asked.count("still") == 1 and "left" not in asked
-    assert not [one for one in threading.enumerate() if one.name == "turnwise-watchdog"]
+    assert dog._thread is not None and not dog._thread.is_alive()
 
 
 class FakeLearner:

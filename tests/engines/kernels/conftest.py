@@ -28,10 +28,28 @@ def _count_with_arrays_of_one() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def _multiply_row_by_row() -> None:
+    """Triton's interpreter has numpy multiply, whose bits of a row depend on the rows beside it on some CPUs.
+
+    On a GPU they do not, and tests of that hold here on any CPU: products are added up in one order.
+    """
+    from triton.runtime import interpreter
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        left, right = (one.data.astype(d.data.dtype) for one in (a, b))
+        product = d.data.copy()
+        for k in range(left.shape[-1]):
+            product += left[..., :, k, None] * right[..., k, None, :]
+        return interpreter.TensorHandle(product, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
 if not CUDA:  # must be said before triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if find_spec("triton"):
         _count_with_arrays_of_one()
+        _multiply_row_by_row()
 
 
 @contextmanager

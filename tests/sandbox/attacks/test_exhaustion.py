@@ -255,8 +255,8 @@ def test_all_sessions_together_hold_only_so_much_memory(level, monkeypatch):
 
 
 def test_memory_of_this_machine_and_its_groups_is_found():
-    assert 0 < resources.memory_for_sessions() <= resources._kilobytes("MemAvailable")
-    assert all(str(limit).startswith("/sys/fs/cgroup") for limit, _ in resources._group_limits())
+    assert 0 < resources.memory_for_sessions() <= resources._kilobytes(Path("/"), "MemAvailable")
+    assert all(str(group).startswith("/sys/fs/cgroup") for group, _, _ in resources._group_limits(Path("/")))
 
 
 @LEVELS
