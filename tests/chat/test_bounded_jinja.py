@@ -194,3 +194,9 @@ def test_expressions_mean_what_they_mean_to_transformers(tmp_path, expression):
         except Exception as error:
             said.append(repr(error))
     assert said[0] == said[1]
+
+
+def test_a_long_message_may_be_stripped_of_another():
+    """As templates do that take a thought off an answer."""
+    bounded_jinja.install()
+    assert bounded_jinja.compile_bounded("{{ a.lstrip(b) }}").render(a="yes", b="no " * 5000) == "yes"
