@@ -33,7 +33,7 @@ check: $(STAMP)  ## ruff, mypy, oxlint for the board's JavaScript, and the confi
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/oxlint --deny-warnings turnwise/web/static/js
+	$(RUN)/oxlint --deny-warnings turnwise/ext/board/static/js
 	$(RUN)/turnwise check > /dev/null
 
 test: $(STAMP)  ## the test suite but for its long tail, in three processes since many tests wait; WORKERS=0 runs it in one process, ARGS="-k sandbox" a part of it
@@ -56,13 +56,13 @@ test-peers: $(STAMP)  ## the tests against verl itself (both releases) and verif
 	for release in 0.6.1 0.9.1; do \
 	  test -d build/peers/verl-$$release || $(INSTALL) --no-deps --target build/peers/verl-$$release verl==$$release || exit 1; \
 	  TURNWISE_VERL=$(CURDIR)/build/peers/verl-$$release TURNWISE_VERL_DEPS=$(CURDIR)/build/peers/deps OMP_NUM_THREADS=1 \
-	    $(RUN)/pytest -rs tests/compat/verl $(ARGS) || exit 1; \
+	    $(RUN)/pytest -rs tests/ext/verl $(ARGS) || exit 1; \
 	done
 	test -d build/peers/verifiers || $(INSTALL) --no-deps --target build/peers/verifiers $(VERIFIERS)
-	PYTHONPATH=$(CURDIR)/build/peers/verifiers OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/test_verifiers.py tests/test_docs_trl.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/peers/verifiers OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/ext/verifiers/test_verifiers.py tests/ext/trl/test_docs_trl.py $(ARGS)
 
 test-vllm: build/vllm/.ready $(STAMP)  ## the tests against vLLM itself on the CPU, installed under build/vllm; pip must know where torch's CPU build is
-	TURNWISE_VLLM_PYTHON=$(CURDIR)/build/vllm/bin/python OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/engines/live_vllm $(ARGS)
+	TURNWISE_VLLM_PYTHON=$(CURDIR)/build/vllm/bin/python OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/ext/vllm/live $(ARGS)
 
 # Without what vLLM only needs for sound and pictures: those builds want another torch.
 build/vllm/.ready:

@@ -37,6 +37,7 @@ from tokenizers import Tokenizer
 
 import turnwise
 from turnwise.chat.formats import hermes
+from turnwise.ledger import TokenTrainingData
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, RunDir
 from turnwise.storage.status import State, Status, write_status
@@ -51,7 +52,6 @@ from turnwise.types import (
     Role,
     Sample,
     StopReason,
-    TokenTrainingData,
     Trajectory,
     Turn,
 )
@@ -64,7 +64,7 @@ PROBLEMS = 60
 SOURCES = ("openai/gsm8k", "arithmetic", "math")
 FIRST_PAGE, PAGE, MEMORY = 1.0, 0.3, 500.0
 """Targets: seconds, seconds, megabytes."""
-TOKENIZER = Path(turnwise.__file__).parent / "models" / "tiny" / "tokenizer.json"
+TOKENIZER = Path(turnwise.__file__).parent / "engines" / "bundled" / "tiny" / "tokenizer.json"
 STORY = "Each of the {n} boxes holds {m} pens, and {k} were given away on the first day. "
 TIMINGS = ("step", "gen", "update_actor", "old_log_prob", "reward", "agent_loop/generate_sequences/mean")
 CURVES = (
@@ -72,8 +72,8 @@ CURVES = (
     "response_length/mean,num_turns/mean,timing_s/*,perf/throughput,rollout_corr/abs_diff_mean,actor/grad_norm"
 )
 API = f"/api/runs/{NAME}"
-Asked = tuple[str, dict[str, Any]]
-FIRST: list[Asked] = [("/", {}), ("/api/runs", {}), (f"{API}/series", {"names": CURVES})]
+Demand = tuple[str, dict[str, Any]]
+FIRST: list[Demand] = [("/", {}), ("/api/runs", {}), (f"{API}/series", {"names": CURVES})]
 """What a browser that opens a run's curves waits for."""
 AGAIN = 20
 TRAJECTORY_PAGE = "trajectory page: trajectory + tokens"
@@ -211,7 +211,7 @@ def serving(runs: Path) -> Iterator[tuple[int, str, float]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", str(port)]
+    command = [sys.executable, "-m", "turnwise.commands.cli", "board", str(runs), "--port", str(port)]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(turnwise.__file__).parent.parent)
     try:
@@ -264,7 +264,7 @@ class Meter:
             raise SystemExit(f"{answer.url}: {answer.status_code} {answer.text[:300]}")
         return answer.json() if answer.headers["content-type"].startswith("application/json") else answer.text
 
-    def row(self, what: str, pages: Sequence[Sequence[Asked]], target: float | None) -> Row:
+    def row(self, what: str, pages: Sequence[Sequence[Demand]], target: float | None) -> Row:
         """Each page is some requests, one after the other."""
         seconds, before = [], self.cpu()
         for page in pages:

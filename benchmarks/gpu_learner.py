@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from turnwise.choices import Offload, OptimizerName
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Offload, OptimizerName
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.learners.token_batch import TokenBatch

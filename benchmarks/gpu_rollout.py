@@ -51,7 +51,7 @@ def words(seed: int, count: int) -> str:
 
 def insisting_user() -> Any:
     """A user who asks three times more."""
-    from turnwise.rollout.interactions.base import BaseInteraction
+    from turnwise import BaseInteraction
 
     class User(BaseInteraction):
         async def generate_response(
@@ -74,8 +74,8 @@ def zero(trajectory: Any) -> float:
 
 
 def prepared_of(folder: str, samples: list[Any], overrides: list[str], interaction: Any) -> Any:
-    from turnwise.assemble import prepare
-    from turnwise.compose import configure
+    from turnwise.data.compose import configure
+    from turnwise.rollout.prepare import prepare
 
     config = configure(
         f"model.path={folder}", "chat.template=chatml_hermes", "task=null", "rollout.tools=[]",
@@ -98,8 +98,8 @@ async def play(
 ) -> list[tuple[int, float, list[Any], float | None]]:
     """(tokens, seconds, trajectories, idle share of the GPU) of each round; not of a run's very first, in which every
     episode is self-checked."""
-    from turnwise.assemble import token_context
-    from turnwise.eval import play_all
+    from turnwise.reports.measure import play_all
+    from turnwise.rollout.prepare import token_context
 
     context = token_context(prepared, prepared.renderer, sampler, prepared.config.sampling)
     found = []
@@ -123,7 +123,7 @@ def ours(arguments: argparse.Namespace) -> None:
     from turnwise.engines.model.checkpoint_format import DecoderConfig
     from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.model.fused_decoder import FusedDecoder
-    from turnwise.engines.samplers.cuda import CudaSampler
+    from turnwise.engines.samplers.gpu.cuda import CudaSampler
 
     device = torch.device(arguments.device)
     exchange = Path(arguments.exchange)

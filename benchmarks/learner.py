@@ -181,7 +181,7 @@ def main() -> None:
         return
     for case in arguments.cases:
         if case == "tiny":
-            compare(case, str(Path(next(iter(turnwise.__path__))) / "models" / "tiny"), arguments)
+            compare(case, str(Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny"), arguments)
             continue
         with tempfile.TemporaryDirectory() as folder:
             Decoder.fresh({"middle": MIDDLE, "large": LARGE}[case], 0).save(Path(folder))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from turnwise.chat.tool_format import ToolFormat, load_format
-from turnwise.plugins import names_in
+from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall
 
 ARGUMENTS = {"query": 'tides "and" moons', "limit": 3, "deep": {"a": [1, "b", None]}, "ok": True}

@@ -25,22 +25,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turnwise import BaseInteraction
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.scripted import ScriptedSampler
-from turnwise.models.tiny.recipe import make_tokenizer
-from turnwise.rollout.chat_backends import AssistantReply, TokenBackend
-from turnwise.rollout.collector import Collector
+from turnwise.rollout.chat_backends import TokenBackend
+from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.episode import MakeBackend, RolloutContext
-from turnwise.rollout.group import run_group
-from turnwise.rollout.interaction_sessions import Interactions
-from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
+from turnwise.rollout.users.loading import Users
+from turnwise.system.plugins import load
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -54,7 +53,11 @@ from turnwise.types import (
     Sample,
     StopReason,
     ToolCall,
+    Turn,
 )
+
+RECIPE = Path(__file__).parents[1] / "examples" / "tiny_model" / "recipe.py"
+"""Has the tokenizer of the bundled model."""
 
 CALLS = 3
 LOW, HIGH = 10, 100
@@ -157,8 +160,8 @@ class MessageBackend:
     def room(self) -> int | None:
         return None
 
-    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
-        return AssistantReply(self.messages[turn], FinishReason.STOP, 0, 0, 0, 0, 0)
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> Turn:
+        return Turn(turn, self.messages[turn], FinishReason.STOP, 0, 0, 0)
 
     def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
@@ -192,17 +195,15 @@ class Bench:
         ]
         chains = [sum(latencies(text, sibling)) for text in questions for sibling in range(group)]
         self.chain = scale * max(chains) / 1000
-        make_tokenizer(folder)
+        load(f"{RECIPE}:make_tokenizer", "recipe")(folder)
         self.renderer = Renderer(Tokenizer(folder), hermes)
         self.sampler = ReadySampler(self.renderer, self.samples, group)
 
     def context(self, make_backend: MakeBackend, config: Config) -> RolloutContext:
         config.rollout.interaction = f"{__name__}:Asker"
         config.rollout.interaction_kwargs = {"scale": self.scale}
-        toolbox, interactions = Toolbox([make_tool(self.scale)], config.rollout), Interactions(config.rollout)
-        return RolloutContext(
-            config, Plan(self.samples, config.rollout, toolbox, interactions), toolbox, interactions, make_backend
-        )
+        toolbox, users = Toolbox([make_tool(self.scale)], config.rollout), Users(config)
+        return RolloutContext(config, Plan(self.samples, config, toolbox, users), toolbox, users, make_backend)
 
     def with_tokens(self) -> RolloutContext:
         config = Config()

@@ -21,9 +21,9 @@ import transformers
 import turnwise
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.cpu.threads import choose_threads, usable_cores
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.samplers.threads import choose_threads, usable_cores
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 
 SHARED, OWN, NEW, REPLY = 170, (44, 57), 40, 20
 TINY = DecoderConfig("qwen3", 1024, 128, 384, 4, 4, 2, 32, 2048, tied=True)
@@ -31,7 +31,7 @@ TINY = DecoderConfig("qwen3", 1024, 128, 384, 4, 4, 2, 32, 2048, tied=True)
 
 def load_decoder() -> tuple[Decoder, str]:
     """The bundled model where it has weights, else one of the same kind with random weights."""
-    folder = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
+    folder = Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny"
     if (folder / "model.safetensors").is_file():
         return Decoder.read(folder), "bundled tiny model"
     return Decoder.fresh(TINY, 0), "random weights"

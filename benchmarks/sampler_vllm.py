@@ -71,9 +71,9 @@ async def ours(model: str, dtype: str, prompts: list[list[int]], threads: int) -
     import torch
 
     from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.samplers.cpu.threads import UNPADDED
+    from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
     from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-    from turnwise.engines.samplers.threads import UNPADDED
-    from turnwise.engines.samplers.torch_cpu import TorchSampler
 
     decoder = Decoder.read(Path(model), getattr(torch, dtype))
     decoder.pack_products()

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from turnwise.choices import SandboxLevel
-from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
-from turnwise.sandbox.results import InputImage, Result, Status
-from turnwise.sandbox.session import LocalSession, Place
+from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.limits import Limits
+from turnwise.ext.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
+from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Result
+from turnwise.ext.sandbox.session import LocalSession, SandboxProcess
 
 PANDAS = "import pandas as pd\npd.DataFrame({'a': [1, 1, 2], 'b': [3, 4, 5]}).groupby('a').sum()"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nsympy.solve(x**2 - 5*x + 6, x)"
@@ -151,10 +151,10 @@ async def timed(work: Awaitable[object]) -> float:
     return time.perf_counter() - start
 
 
-async def call(session: LocalSession, code: str = "1", seconds: float = 10, *wanted: Status) -> Result:
+async def call(session: LocalSession, code: str = "1", seconds: float = 10, *wanted: ExecutionStatus) -> Result:
     """A number about any other outcome would be a lie."""
     result = await session.run(code, seconds)
-    if result.status not in (wanted or (Status.OK,)):
+    if result.status not in (wanted or (ExecutionStatus.OK,)):
         raise RuntimeError(f"{result.status}: {result.text()}")
     return result
 
@@ -240,7 +240,7 @@ async def deadlines(run: Run) -> None:
             session = pool.session()
             for _ in range(run.count(50, 10)):
                 start = time.perf_counter()
-                assert (await call(session, code, limit, Status.TIMEOUT)).kept is (after == 0), "soft or hard"
+                assert (await call(session, code, limit, ExecutionStatus.TIMEOUT)).kept is (after == 0), "soft or hard"
                 over.append(time.perf_counter() - start - limit - after)
             run.times(f"{name}: {'killed' if after else 'stopped'}, late by", over, goal)
             await session.close()
@@ -252,7 +252,7 @@ async def images(run: Run) -> None:
     async with opened(run) as pool:
         place = await pool._acquire()
 
-        async def same() -> Place:
+        async def same() -> SandboxProcess:
             return place
 
         for name, acquire in (("session + first call", pool._acquire), ("a call of one process", same)):
@@ -293,11 +293,11 @@ async def turmoil(pool: SandboxPool, calls: int, timeouts: int) -> None:
     async def many(session: LocalSession) -> None:
         for number in range(calls // 8):
             code = "import os\nos._exit(1)" if number % 100 == 99 else CODES[number % 5]
-            await call(session, code, 10, Status.OK, Status.ERROR, Status.KILLED)
+            await call(session, code, 10, ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
 
     await asyncio.gather(*map(many, sessions))
     for number in range(timeouts):
-        await call(sessions[0], IN_C if number % 10 == 9 else SPIN, 0.02, Status.TIMEOUT)
+        await call(sessions[0], IN_C if number % 10 == 9 else SPIN, 0.02, ExecutionStatus.TIMEOUT)
     await asyncio.gather(*(session.close() for session in sessions))
 
 

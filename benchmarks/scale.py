@@ -26,16 +26,16 @@ import numpy as np
 from rich.console import Console
 
 from turnwise import configure
-from turnwise.choices import ClusterName
-from turnwise.cluster.connection import Connection, Place, hearing
-from turnwise.cluster.learner import LearnerWeights
-from turnwise.cluster.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
-from turnwise.cluster.samplers import ActorSampler, ClusterSamplers
-from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
-from turnwise.config import ClusterConfig, Config
+from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
+from turnwise.ext.ray.config import RayConfig
+from turnwise.ext.ray.connection import Connection, SearchPath, cluster_connection
+from turnwise.ext.ray.learner import LearnerWeights
+from turnwise.ext.ray.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
+from turnwise.ext.ray.samplers import ActorSampler, ClusterSamplers
+from turnwise.ext.ray.stored_weights import WeightsPlan, pack, unpack
 from turnwise.train import train
 from turnwise.types import Completion, FinishReason, VersionRun
 
@@ -99,8 +99,8 @@ class SleepingActor(SamplerActor):
 class Host:
     """An actor with several samplers."""
 
-    def __init__(self, place: Place, config: Config) -> None:
-        self._make = lambda: SleepingActor(place, config)
+    def __init__(self, path: SearchPath, config: Config) -> None:
+        self._make = lambda: SleepingActor(path, config)
         self._samplers: dict[int, SleepingActor] = {}
 
     async def call(self, key: int, method: str, *args: Any) -> Any:
@@ -145,7 +145,7 @@ async def rollout(samplers: int, conversations: int, rate: float, ray: Connectio
     """Conversations in steady state: each asks for its next turn as soon as it has the last one."""
     config = Config()
     make = ray.actor(Host, cpus=0, gpus=0, concurrency=SAMPLER_CALLS * samplers, scheduling_strategy="SPREAD")
-    hosts = [make(Place.here(), config) for _ in range(min(PROCESSES, samplers))]
+    hosts = [make(SearchPath.here(), config) for _ in range(min(PROCESSES, samplers))]
     replicas = [
         ActorSampler(ray, lambda n=n: Keyed(hosts[n % len(hosts)], n), n)
         for n in range(samplers)  # type: ignore[misc]
@@ -203,9 +203,9 @@ async def publish_once(pool: ClusterSamplers, ray: Connection) -> float:
 
 async def rollouts(args: argparse.Namespace) -> None:
     os.environ["SCALE_RATE"] = str(args.rate)
-    cluster = ClusterConfig(name=ClusterName.ray)
+    cluster = RayConfig()
     counts = [int(one) for one in args.samplers.split(",")]
-    async with hearing(cluster, print) as ray:
+    async with cluster_connection(cluster, print) as ray:
         for samplers in counts:
             await rollout(samplers, args.conversations * samplers // max(counts), args.rate, ray)
 
@@ -219,7 +219,7 @@ def idle(rate: float) -> None:
             config = configure(
                 "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=8", "training.group_size=8",
                 "training.samples=512", "eval.samples=1", "training.eval_every=0", "training.save_every=0",
-                "training.steps=6", "sampling.max_tokens=64", "cluster=ray", "cluster.samplers=2",
+                "training.steps=6", "sampling.max_tokens=64", "cluster=ray", "ray.samplers=2",
                 f"engine.name={here}", "training.max_logprob_gap=1e9", f"training.max_lag={lag}", f"runs_dir={folder}",
                 "run=idle", "rollout.max_assistant_turns=1",
             )  # fmt: skip
@@ -281,7 +281,7 @@ async def weights() -> None:
     shapes = shapes_05b()
     size = 2 * sum(int(np.prod(shape)) for shape in shapes.values())
     print(f"weights of {size / 2e9:.2f} B parameters in bfloat16: {size / 1e9:.2f} GB")
-    async with hearing(ClusterConfig(name=ClusterName.ray, samplers=4), print) as ray:
+    async with cluster_connection(RayConfig(samplers=4), print) as ray:
         putter = ray.actor(Putter, cpus=0, gpus=0)(shapes)
         plan = await putter.plan.remote()
         for readers in (1, 2, 4):

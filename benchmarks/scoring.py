@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 
 from turnwise.chat.formats import hermes
-from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
+from turnwise.config.choices import ScoringRun
 from turnwise.scoring.scorer import Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import make_runner
 from turnwise.types import (

@@ -1,6 +1,6 @@
 """How many agents written against SDKs run at once, what HTTP costs them, and whether anything is left behind.
 
-Plays N episodes at the same time through `rollout.client`: a third each with the OpenAI SDK (async, streaming), the
+Plays N episodes at the same time through `sdk_agents.client`: a third each with the OpenAI SDK (async, streaming), the
 OpenAI SDK (sync, in a thread) and the Anthropic SDK, every one with a client of its own, a tool call and two turns. The
 words come from a script, so that all time is the system's own; no SDK tries again. Once more with clients that share
 one set of certificates: an SDK reads them anew for every client, 20 ms that a plain address has no use for; and once by
@@ -29,10 +29,10 @@ import anthropic
 import openai
 
 from turnwise import configure, tool
-from turnwise.assemble import open_context, prepare
 from turnwise.engines.samplers.scripted import ScriptRequest
-from turnwise.rollout.client_api.server import client_server
+from turnwise.ext.sdk_agents.server import client_server
 from turnwise.rollout.episode import RolloutContext, run_episode
+from turnwise.rollout.prepare import open_context, prepare
 from turnwise.types import Message, Role, Sample, ToolCall, Trajectory
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -211,7 +211,7 @@ def main() -> None:
         "bare_agent": "agents without an SDK",
     }
     for name, words in rows.items():
-        report(words, asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:{name}")))
+        report(words, asyncio.run(measure(agents, f"sdk_agents.client={Path(__file__).resolve()}:{name}")))
 
 
 def report(words: str, measured: Measured) -> None:

@@ -1,6 +1,6 @@
 """1,000 sessions of an HTTP environment at once, through whole episodes: sessions/s, and what is left behind.
 
-The number game of `turnwise.rollout.small_environment`, in a process of its own, is played by a scripted sampler which
+The number game of `examples/http_env/server.py`, in a process of its own, is played by a scripted sampler which
 halves the range. One episode in ten is given up after two turns, one in ten is cancelled from outside. All sessions are
 open before the first answer is given. The peer sends the same number of requests with the same client and no rollout.
 Afterwards nothing may be left: sessions on the server, open files and asyncio tasks here.
@@ -20,17 +20,19 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
-from turnwise.assemble import open_context, prepare
-from turnwise.compose import configure
+from turnwise.data.compose import configure
 from turnwise.engines.samplers.scripted import ScriptRequest
+from turnwise.ext.http_env.environment import EnvironmentClient, HttpEnvOptions
 from turnwise.rollout.episode import RolloutContext, run_episode
-from turnwise.rollout.http_environment import EnvironmentClient, HttpEnvOptions
+from turnwise.rollout.prepare import open_context, prepare
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.types import Message, Role, Sample, Trajectory
 
+SERVER = Path(__file__).parent.parent / "examples" / "http_env" / "server.py"
 _HINT = re.compile(r"(\d+)[^0-9]*?(Higher|Lower)\.")
 
 
@@ -123,7 +125,7 @@ async def measure(url: str, count: int) -> Round:
             raise SystemExit(f"{len(failures)} episodes failed: {failures[0]}")
         await close_loop_resources()
         after = await left(url)
-    finished = sum(one.artifacts["environment"]["finished"] for one in done)
+    finished = sum(bool(one.facts.environment and one.facts.environment.finished) for one in done)
     requests = sum(len(one.turns) for one in done) + 2 * count - finished
     return Round(seconds, finished, len(done) - finished, len(found) - len(done), requests, most_open, before, after)
 
@@ -173,7 +175,7 @@ def server() -> Iterator[str]:
     """The small server in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    command = [sys.executable, "-m", "turnwise.rollout.small_environment", "--port", str(port)]
+    command = [sys.executable, str(SERVER), "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         url = f"http://127.0.0.1:{port}"
         try:

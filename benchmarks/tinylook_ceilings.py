@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turnwise.tasks.tinylook.canvas import Sizes
-from turnwise.tasks.tinylook.language import COLOURS, ROWS, SUMS, Puzzle
-from turnwise.tasks.tinylook.rows import read_knobs, view_of
-from turnwise.tasks.tinylook.scenes import Scene, draw
-from turnwise.tasks.tinylook.solvers import answer_from, guess, oracle_glances, random_glance
+from turnwise.ext.tinylook.canvas import Sizes
+from turnwise.ext.tinylook.language import COLOURS, ROWS, SUMS, Puzzle
+from turnwise.ext.tinylook.rows import read_knobs, view_of
+from turnwise.ext.tinylook.scenes import Scene, draw
+from turnwise.ext.tinylook.solvers import answer_from, guess, oracle_glances, random_glance
 
 PATCH = 14
 """Pixels of the view around a region: more than a mark with its digit, or a plate, takes there."""

@@ -48,7 +48,7 @@ class Step:
 
 def our_config(steps: int, prompts: int, siblings: int, threads: int, runs: Path) -> Any:
     """The run as our config; the other side reads its samples and sizes from here too."""
-    from turnwise.compose import configure
+    from turnwise.data.compose import configure
 
     return configure(
         "task=arithmetic", "rollout.tools=[calculate]", "rollout.interaction=null", "rollout.agent=tool_calling",
@@ -98,8 +98,8 @@ def train_with_trl(
     import transformers
     import trl
 
-    from turnwise.assemble import prepare
-    from turnwise.engines.opening import model_source
+    from turnwise.engines.opener import model_source
+    from turnwise.rollout.prepare import prepare
 
     prepared = prepare(config, "train", limit=config.training.samples)
     folder = model_source(config).folder
@@ -162,7 +162,7 @@ class Reward:
 
     def correct(self, prompts: list[Any], completions: list[Any], truth: list[str], **_: Any) -> list[float]:
         """1 when the number after the last #### of the last answer is the right one."""
-        from turnwise.scoring.gsm8k import extract_answer, read_number
+        from turnwise.data.number_answers import extract_answer, read_number
 
         said = [[m["content"] or "" for m in messages if m["role"] == "assistant"][-1] for messages in completions]
         found = [float(extract_answer(text) == read_number(right)) for text, right in zip(said, truth, strict=True)]

@@ -21,7 +21,7 @@ NARROW = {"width": 390, "height": 780}
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
         "--disable-sync", "--no-first-run"]  # fmt: skip
 SERVE = (
-    "import sys; from pathlib import Path; from turnwise.web.serve import serve; "
+    "import sys; from pathlib import Path; from turnwise.ext.board.serve import serve; "
     "serve([Path(p) for p in sys.argv[1:]], '127.0.0.1', 0, None, ready=lambda url: print(url, flush=True))"
 )
 

@@ -17,7 +17,7 @@ import turnwise
 
 sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by path; what all rooms share is found by name
 
-TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
+TINY = Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +51,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def engine_is_exact() -> bool:
     """Whether the torch engine proves that batching changes no bit of the bundled model here."""
     from turnwise.engines.model.decoder import Decoder
-    from turnwise.engines.samplers.threads import choose_threads
+    from turnwise.engines.samplers.cpu.threads import choose_threads
 
     decoder = Decoder.read(TINY)
     return all(choose_threads(decoder, threads).invariant for threads in (0, 1))
@@ -128,9 +128,9 @@ def shells() -> Callable[..., Any]:
     import subprocess
     import sys
 
-    from turnwise.sandbox.limits import MIB, Limits
-    from turnwise.sandbox.pool import PoolSettings
-    from turnwise.sandbox.shell_pool import ShellPool
+    from turnwise.ext.sandbox.limits import MIB, Limits
+    from turnwise.ext.sandbox.pool import PoolSettings
+    from turnwise.ext.sandbox.shell.pool import ShellPool
 
     script = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) == -1)"
     if subprocess.run([sys.executable, "-c", script]).returncode:

@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image as Pictures
 
-from turnwise.media import Media, digest_of
+from turnwise.chat.image_blocks import place_images
+from turnwise.data.images.trail import IDENTITY, Trail, turned
+from turnwise.ledger import Media
 from turnwise.rollout.sample_images import image_facts, stretched
-from turnwise.sandbox.inside.trail import IDENTITY, Trail, turned
 from turnwise.storage.index import record
+from turnwise.system.image_bytes import digest_of
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -96,13 +98,13 @@ def episode(name, turns, *, right=True, whole=None, truth=None, tool="look", **m
     sample = Sample(name, prompt, "tinylook/read", truth, images=(Image(view),), tools_kwargs=kwargs)
     ledger = Ledger()
     ledger.append([1, *[PAD] * TOKENS, 2], Origin.PROMPT, 0)
-    ledger.place([media(view)])
+    place_images(ledger, [media(view)])
     for turn in turns:
         ledger.append([3, 4, 5], Origin.POLICY, turn.index, [-0.1] * 3, 0)
         for image in turn.replies[0].images if turn.replies[0].images else ():
             if image.source.startswith("data:image/png"):
                 ledger.append([*[PAD] * TOKENS], Origin.TOOL, turn.index)
-                ledger.place([media(image.source)])
+                place_images(ledger, [media(image.source)])
         ledger.append([2], Origin.TEMPLATE, turn.index)
     ledger.append([6], Origin.POLICY, last.index, [-0.1], 0)
     messages = [*prompt, *(message for turn in [*turns, last] for message in (turn.message, *turn.replies))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.storage.trajectories import read_trajectories
 
 PAGE = (Path(__file__).parent.parent / "docs" / "agents.md").read_text()
@@ -17,7 +17,7 @@ SMALL = (
     "rollout.interaction=null",
     "sampling.max_tokens=12",
     "rollout.max_assistant_turns=4",
-    "board=false",
+    "board.live=false",
 )
 COMMANDS = re.findall(r"^    turnwise ((?:.*\\\n)*.*)$", PAGE, re.MULTILINE)
 

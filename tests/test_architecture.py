@@ -1,46 +1,69 @@
-"""The house rules as a test: layers, sizes, names, and one purpose per file."""
+"""The house rules as a test: layers, guests at the door, sizes, names, and one purpose per file."""
 
 import ast
+import collections
 import dataclasses
-from collections.abc import Iterator
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from turnwise.extensions import OURS, Engine
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
-    {"media", "addresses"},
-    {"choices", "knobs", "ledger"},
-    {"types", "errors", "config", "metrics", "verl_imports"},
-    {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
-    | {"concurrency", "time_budget", "image_bytes", "environment", "clocked_process"},
-    {"image_sources"},
-    {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
+    {"types", "ledger", "errors", "extensions"},
+    {"system", "config"},
+    {"chat", "data", "storage"},
     {"engines", "scoring"},
-    {"rollout", "training", "web", "weights"},
-    {"task"},
-    {"tasks", "compat", "trust", "compose"},
-    {"task_metrics", "config_docs", "cluster"},
-    {"source_report"},
-    {"assemble", "report"},
-    {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
-    {"run"},
-    {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
-    {"train", "sft", "probing"},
-    {"models"},
-    {"commands", "completion"},
-    {"cli"},
-    {"__main__"},
+    {"rollout"},
+    {"training"},
+    {"reports"},
+    {"train", "eval", "sft"},
+    {"commands"},
 )
+"""Imports go strictly downward between rooms; the nouns of the first layer may name each other."""
+EXTENSIONS_USE = {
+    "board": set[str](),
+    "fsdp": set[str](),
+    "gym": set[str](),
+    "http_env": set[str](),
+    "mcp": set[str](),
+    "ray": {"fsdp", "sandbox", "servers"},
+    "research": set[str](),
+    "sandbox": set[str](),
+    "sdk_agents": set[str](),
+    "servers": set[str](),
+    "sglang": {"servers"},
+    "swe": {"sandbox"},
+    "tinylook": {"sandbox"},
+    "trackers": set[str](),
+    "trl": set[str](),
+    "verifiers": {"sdk_agents"},
+    "verl": {"sandbox", "research"},
+    "vllm": {"servers"},
+    "weights": set[str](),
+}
+"""Every extension is a leaf: it may use the whole core, and of other extensions only these."""
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
+DOORS = {"__init__", "__main__"}
+"""What a user calls; they open everything."""
 HEAVY = {"torch", "transformers"}
+DIALECT = {"found", "one", "given", "kept", "shown", "said", "seen", "made", "known", "place", "told", "some", "taken", "asked"}  # fmt: skip
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+CORE = [path for path in FILES if room_of(path) != "ext"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -50,35 +73,123 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
+            yield from (
+                f"{node.module}.{alias.name}" for alias in node.names if node.module in ("turnwise", "turnwise.ext")
+            )
 
 
 def layer_faults(room: str, imported: list[str]) -> list[str]:
     faults = []
     for module in imported:
         parts = module.split(".")
-        if parts[0] != "turnwise" or len(parts) == 1 or parts[1] == room:
+        if parts[0] != "turnwise" or len(parts) == 1 or parts[1] == room or parts[1][0].isupper():
             continue
-        if parts[1] not in LEVEL:
+        if parts[1] == "ext":
+            faults.append(f"{room} imports {module}: the core knows no extension by name")
+        elif parts[1] not in LEVEL:
             faults.append(f"{module}: its room has no layer")
-        elif LEVEL[parts[1]] >= LEVEL[room]:
+        elif LEVEL[parts[1]] > LEVEL[room] or (LEVEL[parts[1]] == LEVEL[room] != 0):
             faults.append(f"{room} imports {module}: not strictly downward")
     return faults
 
 
-def test_imports_go_strictly_downward():
-    rooms = {path: room_of(path) for path in FILES if path != PACKAGE / "__init__.py" and room_of(path) != "conf"}
+def extension_faults(name: str, imported: list[str]) -> list[str]:
+    used = {module.split(".")[2] for module in imported if module.startswith("turnwise.ext.")}
+    return [f"{name} imports {other}" for other in used - {name} - EXTENSIONS_USE[name]]
+
+
+def test_imports_go_strictly_downward_and_the_core_imports_no_extension():
+    rooms = {path: room_of(path) for path in CORE if room_of(path) not in DOORS}
     assert len(rooms) > 100
     assert [f"{room} has no layer" for room in rooms.values() if room not in LEVEL] == []
     faults = [
-        f"{path}: {fault}" for path, room in rooms.items() for fault in layer_faults(room, list(imports(TREES[path])))
+        f"{path.relative_to(ROOT)}: {fault}"
+        for path, room in rooms.items()
+        for fault in layer_faults(room, list(imports(TREES[path])))
     ]
     assert faults == []
 
 
-def test_the_layer_rule_catches_sideways_and_upward_imports():
-    assert layer_faults("engines", ["turnwise.scoring.gsm8k"])
+def test_the_layer_rule_catches_sideways_and_upward_imports_and_guests():
+    assert layer_faults("engines", ["turnwise.scoring.rules.gsm8k"])
     assert layer_faults("chat", ["turnwise.rollout.episode"])
+    assert layer_faults("commands", ["turnwise.ext.board.command"])
+    assert layer_faults("rollout", list(imports(ast.parse("def f():\n    from turnwise.ext import verl"))))
     assert not layer_faults("rollout", ["turnwise.engines.samplers.sampler", "turnwise.rollout.group", "json"])
+
+
+def test_extensions_are_named_in_the_table_alone():
+    """A name in a text would be an import as well: only `extensions.py` may write one."""
+    texts = {path: path.read_text() for path in CORE if path != PACKAGE / "extensions.py"}
+    assert [path for path, text in texts.items() if re.search(r"turnwise[./]ext\b", text)] == []
+    guests = re.compile(r"verl(?!a|o)", re.IGNORECASE)  # not overlap, overload
+    assert [path for path, text in texts.items() if guests.search(text)] == []
+
+
+def test_every_name_in_the_table_leads_to_something():
+    """A record is text, so a mistake in it would be found by whoever names the guest first."""
+    places = [
+        (name, place)
+        for name, extension in OURS.items()
+        for kind in dataclasses.fields(extension)
+        for value in [getattr(extension, kind.name)]
+        if kind.name not in ("sources", "reaches", "keys")
+        for place in (value.values() if isinstance(value, Mapping) else [value] if value else [])
+    ]
+    texts = [(name, place.opener if isinstance(place, Engine) else place) for name, place in places]
+    assert len(texts) > 60
+    for name, text in texts:
+        module, _, attribute = text.partition(":")
+        if "." not in module:
+            continue  # another name of a loop of ours
+        loaded = importlib.import_module(module)
+        assert not attribute or hasattr(loaded, attribute), f"{name}: {text}"
+
+
+def test_an_extension_is_a_leaf_with_its_own_tests_docs_and_purpose():
+    folders = {path.name for path in (PACKAGE / "ext").iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(EXTENSIONS_USE)
+    faults = [
+        f"{path.relative_to(ROOT)}: {fault}"
+        for path in FILES
+        if room_of(path) == "ext" and len(path.relative_to(PACKAGE).parts) > 2
+        for fault in extension_faults(path.relative_to(PACKAGE).parts[1], list(imports(TREES[path])))
+    ]
+    assert faults == []
+    assert extension_faults("gym", ["turnwise.ext.verl.tools"]) == ["gym imports verl"]
+    assert [name for name in folders if not list((ROOT / "tests" / "ext" / name).rglob("test_*.py"))] == []
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "ext").glob("*.md")}
+    assert [name for name in folders if name not in pages] == []
+    purposes = {name: ast.get_docstring(TREES[PACKAGE / "ext" / name / "__init__.py"]) or "" for name in folders}
+    assert [name for name, text in purposes.items() if len(text.split()) < 5] == []
+
+
+def test_the_loop_loads_no_guest():
+    """What `import turnwise.train` really loads, in a process of its own."""
+    code = "import sys, turnwise.train; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    ours = [name for name in loaded if name.startswith("turnwise.")]
+    assert "turnwise.rollout.episode" in ours
+    assert [name for name in ours if name.startswith("turnwise.ext.")] == []
+    assert {"ray", "vllm", "sglang", "mcp", "verl", "trl", "gymnasium", "fastapi", "wandb"} & set(loaded) == set()
+
+
+def test_the_root_holds_the_nouns_the_loops_and_the_doors():
+    names = {path.stem for path in PACKAGE.glob("*.py")}
+    assert names == DOORS | {"types", "ledger", "errors", "extensions", "train", "eval", "sft"}
+
+
+def test_contributing_tells_the_rooms_of_this_test():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = re.findall(r"(?m)^    ([a-z_]+)/ ", text)
+    folders = [room for layer in LAYERS for room in sorted(layer) if (PACKAGE / room).is_dir()]
+    assert sorted(rooms) == sorted([*folders, "ext"])
+    assert [LEVEL.get(room, len(LAYERS)) for room in rooms] == sorted(LEVEL.get(room, len(LAYERS)) for room in rooms)
+    chain = next(line for line in text.splitlines() if line.strip().startswith("types ledger"))
+    assert [set(layer.split()) for layer in chain.split("<")] == list(LAYERS)
+    extensions = re.search(r"(?ms)^    ext/ (.*?)\n\n", text)
+    assert extensions is not None
+    assert set(re.findall(r"\w+", extensions.group(1).partition(":")[2])) == set(EXTENSIONS_USE)
 
 
 def test_files_and_functions_are_short_and_say_their_purpose():
@@ -95,6 +206,28 @@ def test_files_and_functions_are_short_and_say_their_purpose():
     assert long == []
 
 
+SAME_NAME = {"FunctionTool", "Message"}
+"""Verl's own names, which its stand-ins must have, and ours."""
+
+
+def test_one_public_class_name_is_one_class():
+    homes = collections.defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in homes.items() if len(places) > 1 and name not in SAME_NAME} == {}
+
+
+def test_bindings_say_what_they_hold():
+    """`found`, `one`, `given` say how a thing came, not what it is; at most ten of a thousand bindings are called so."""
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names += [arg.arg for node in nodes if isinstance(node, ast.arguments) for arg in node.args + node.kwonlyargs]
+    assert len(names) > 10_000
+    assert 1000 * sum(name in DIALECT for name in names) / len(names) <= 10
+
+
 def test_no_room_for_odds_and_ends():
     forbidden = {"utils", "util", "common", "misc", "helpers", "helper"}
     assert [p for p in FILES if forbidden & {part.removesuffix(".py") for part in p.relative_to(PACKAGE).parts}] == []
@@ -102,8 +235,9 @@ def test_no_room_for_odds_and_ends():
 
 def test_torch_is_not_imported_where_config_errors_are_found():
     light = [
-        *(PACKAGE / f"{name}.py" for name in ("cli", "compose", "knobs", "errors", "types", "plugins", "metrics")),
+        *(PACKAGE / f"{name}.py" for name in ("extensions", "errors", "types")),
         *(path for room in ("config", "commands") for path in (PACKAGE / room).glob("*.py")),
+        *(PACKAGE / "system" / f"{name}.py" for name in ("plugins", "metrics")),
     ]
     for path in light:
         top = [node for node in TREES[path].body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -113,12 +247,12 @@ def test_torch_is_not_imported_where_config_errors_are_found():
 
 def test_every_knob_is_read_where_it_has_an_effect():
     """A knob that nobody reads would be set in vain: each is an attribute of its own section somewhere."""
-    from turnwise.config import Config
-    from turnwise.config_readers import readers
-    from turnwise.knobs import knobs_of
+    from turnwise.config.knobs import knobs_of
+    from turnwise.config.readers import readers
+    from turnwise.config.sections import full_config
 
     read = readers()
-    assert [key for key in knobs_of(Config) if key not in read] == []
+    assert [key for key in knobs_of(full_config()) if key not in read] == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +272,7 @@ def test_every_knob_is_read_where_it_has_an_effect():
 )  # fmt: skip
 def test_a_name_alone_does_not_count_as_reading_a_knob(body, read):
 
-    from turnwise.config_readers import reads, sections
+    from turnwise.config.readers import reads, sections
 
     kinds = sections()
     fields = {section: {field.name for field in dataclasses.fields(kind)} for section, kind in kinds.items()}

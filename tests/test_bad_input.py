@@ -14,11 +14,11 @@ import pyarrow.parquet
 import pytest
 
 import turnwise as tw
-from turnwise.cli import main
-from turnwise.compose import compose, configure
+from turnwise.commands.cli import main
 from turnwise.config import Config
+from turnwise.config.strict_yaml import parse_yaml, write_yaml
+from turnwise.data.compose import compose, configure
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.strict_yaml import parse_yaml, write_yaml
 
 SCRIPTED = (
     "eval", "eval.samples=2", "engine=scripted", "engine.script=['#### 9']", "rollout.tools=[calculate]",
@@ -73,7 +73,7 @@ def write(**files: str | bytes) -> None:
         ("seed=0x10", "seed"),
         ("seed=", "seed"),
         ("seed=null", "seed"),
-        ("board_port=99999999", "at most 65535"),
+        ("board.port=99999999", "at most 65535"),
         ("training.steps=-1", "training.steps must be at least 1"),
         ("training.save_every=-1", "at least 0"),
         ("training.keep=-1", "at least 1"),
@@ -90,10 +90,10 @@ def write(**files: str | bytes) -> None:
         ("tracking.to=[wandbb]", "did you mean 'wandb'?"),
         ("tracking.to=wandbb", "did you mean 'wandb'?"),
         ("engine=tortch", "did you mean 'torch'?"),
-        ("engine.name=3", "is one of auto, torch, cuda, vllm, vllm_server, sglang_server, openai, scripted"),
+        ("engine.name=3", "is one of auto, torch, cuda, openai, scripted, sglang_server, vllm, vllm_server"),
         ("data.overlong=flter", "did you mean 'filter'?"),
         ("algorithm.advantage=grp", "did you mean 'grpo'?"),
-        ("board=2", "is true or false"),
+        ("board.live=2", "is true or false"),
         ("runs_dir=", "text that is not empty"),
         ("data.prompt_key=' '", "text that is not empty"),
         ("run=a\0b", "cannot read"),
@@ -147,9 +147,9 @@ def test_values_on_the_command_line(override: str, expected: str) -> None:
 
 def test_text_that_looks_like_a_number_stays_as_it_was_written() -> None:
     given = ("engine=openai", "engine.model=0.10", "run=1e3", "sampling.stop=[a]", "data.eval_files=007")
-    config = configure(*given, "tracking.project=true")
+    config = configure(*given, "trackers.project=true")
     assert (config.engine.model, config.run, config.data.eval_files) == ("0.10", "1e3", ["007"])
-    assert config.tracking.project == "true"
+    assert config.trackers.project == "true"
     with pytest.raises(ConfigError, match="sampling.stop is text: put quotes"):
         configure("sampling.stop=[1.50]")
 
@@ -189,8 +189,10 @@ YAML = {
     "run: {a: b}\n": "run",
     "seed: null\n": "seed",
     "engine: {name: tortch}\n": "did you mean 'torch'?",
-    "engine: {name: true}\n": "is one of auto, torch, cuda, vllm, vllm_server, sglang_server, openai, scripted",
-    "board: maybe\n": "is true or false",
+    "engine: {name: true}\n": "is one of auto, torch, cuda, openai, scripted, sglang_server, vllm, vllm_server",
+    "board: {live: maybe}\n": "is true or false",
+    "board: true\n": "'board' is called board.live now",
+    "cluster: {samplers: 2}\n": "'cluster.samplers' is called ray.samplers now",
     "sampling: [1]\n": "is a section",
     "defaults: [a]\n": "unknown key 'defaults'",
     "run: ${oc.env:HOME}\n": "write the value itself",
@@ -233,11 +235,13 @@ def test_files_that_are_none() -> None:
 def test_words_mean_the_same_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "\ufeffrun: no\nboard: yes\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: {y: 2020-01-01}}}\n"
+        "\ufeffrun: no\nboard: {live: yes}\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: {y: 2020-01-01}}}\n"
     )
     config = compose([], file).config
-    assert (config.run, config.board, config.seed, config.learner.lr) == ("no", True, 10, 1e-5)
-    assert config == configure("run=no", "board=yes", "seed=010", "learner.lr=1e-5", "scoring.options.x.y='2020-01-01'")
+    assert (config.run, config.board.live, config.seed, config.learner.lr) == ("no", True, 10, 1e-5)
+    assert config == configure(
+        "run=no", "board.live=yes", "seed=010", "learner.lr=1e-5", "scoring.options.x.y='2020-01-01'"
+    )
 
 
 def test_written_yaml_reads_back_whatever_the_text_looks_like() -> None:
@@ -400,7 +404,7 @@ def test_tasks(code: str, expected: str) -> None:
                                   "interaction: []\ninteraction: [{class_name: x.Y}]\n"])  # fmt: skip
 def test_registries_of_users(text: str) -> None:
     write(r__yaml=text)
-    assert refused(*SCRIPTED, "rollout.interactions_file=r.yaml", "rollout.interaction=a")
+    assert refused(*SCRIPTED, "verl.interactions_file=r.yaml", "rollout.interaction=a")
 
 
 # --- models -------------------------------------------------------------------------------------------------------
@@ -436,7 +440,7 @@ MODELS: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
 
 
 def copy_of_tiny() -> Path:
-    source = Path(tw.__file__ or "").parent / "models" / "tiny"
+    source = Path(tw.__file__ or "").parent / "engines" / "bundled" / "tiny"
     shutil.copytree(source, "m", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     return Path("m")
 

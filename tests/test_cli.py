@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.cli import VERBS, main
+from turnwise.commands.cli import VERBS, main
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
@@ -27,7 +27,7 @@ def command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def process(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "turnwise.cli", *args],
+        [sys.executable, "-m", "turnwise.commands.cli", *args],
         cwd=cwd, env=ENVIRONMENT | more, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_help_lists_the_commands_and_imports_nothing_heavy(tmp_path: Path) -> No
         for verb in verbs:
             assert re.search(rf"^  {verb} ", done.stdout, re.MULTILINE), verb
     code = (
-        "import sys; from turnwise.cli import make_parser; make_parser()[0].format_help()\n"
+        "import sys; from turnwise.commands.cli import make_parser; make_parser()[0].format_help()\n"
         "heavy = {'torch', 'transformers', 'hydra', 'rich', 'pyarrow', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from turnwise import evaluate, train
-from turnwise.cli import main
-from turnwise.compose import configure
+from turnwise.commands.cli import main
+from turnwise.data.compose import configure
 
 ROOT = Path(__file__).parent.parent
 QUIET = Console(quiet=True)

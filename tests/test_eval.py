@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 
 from turnwise import Message, Role, Sample, ToolError, Trajectory, evaluate, tool
-from turnwise.assemble import open_context, prepare
-from turnwise.compose import configure
+from turnwise.data.compose import configure
 from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
-from turnwise.eval import Failures
-from turnwise.plan_text import plan_text
-from turnwise.report import grade_all
-from turnwise.rollout.group import run_group
+from turnwise.ext.board.runs import Runs
+from turnwise.reports.evaluation import grade_all
+from turnwise.reports.measure import Failures
+from turnwise.reports.plan import plan_text
+from turnwise.rollout.collector import run_group
+from turnwise.rollout.prepare import open_context, prepare
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import FinishReason, Image, Origin, StopReason, Turn
-from turnwise.web.runs import Runs
 
 QUIET = Console(quiet=True)
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>'
@@ -57,7 +57,7 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
     for trajectory in report.trajectories:
         assert trajectory.stop_reason is StopReason.USER_ENDED
         (ledger,) = trajectory.segments
-        policy = ledger.counts()[Origin.POLICY]
+        policy = sum(len(ids) for origin, _, ids in ledger.spans() if origin is Origin.POLICY)
         assert policy == sum(turn.completion_tokens for turn in trajectory.turns) == ledger.loss_mask.sum()
         assert {Origin.PROMPT, Origin.POLICY, Origin.TOOL, Origin.USER, Origin.TEMPLATE} == set(ledger.origins.tolist())
         assert any(
@@ -182,7 +182,7 @@ def test_the_failure_share_is_judged_only_on_enough_episodes() -> None:
 
 def test_every_episode_is_looked_at_once_for_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr("turnwise.eval.is_failed", lambda t: bool(looked.append(t.sample.id)))
+    monkeypatch.setattr("turnwise.reports.measure.is_failed", lambda t: bool(looked.append(t.sample.id)))
     evaluate(script_config(tmp_path, "42"), samples=samples(20), scorer=correct, console=QUIET)
     assert len(looked) == len(set(looked)) == 20
 
@@ -205,7 +205,7 @@ def test_every_episode_is_looked_at_once_for_failures(tmp_path: Path, monkeypatc
         ({"task": "null"}, ConfigError, "nothing to read"),
         ({"eval.samples": "null"}, ConfigError, "eval.samples"),
         ({"rollout.interaction_kwargs.max_trns": "2"}, ConfigError, "did you mean 'max_turns'?"),
-        ({"rollout.interactions_file": "no.yaml"}, ConfigError, "no.yaml"),
+        ({"verl.interactions_file": "no.yaml"}, ConfigError, "no.yaml"),
     ],
 )
 def test_wrong_names_and_files_are_found_before_a_model_is_loaded(
@@ -337,7 +337,7 @@ def test_a_sample_without_a_ground_truth_is_named_before_anything_is_written(tmp
 
 
 def test_a_sandbox_whose_zygote_is_killed_while_the_run_starts_is_one_line(tmp_path, monkeypatch) -> None:
-    from turnwise.sandbox.pool import SandboxPool
+    from turnwise.ext.sandbox.pool import SandboxPool
 
     prove = SandboxPool._prove
 
@@ -353,7 +353,7 @@ def test_a_sandbox_whose_zygote_is_killed_while_the_run_starts_is_one_line(tmp_p
 
 
 def test_a_sandbox_lost_in_a_scorer_of_the_users_leaves_the_episode_without_a_reward(tmp_path) -> None:
-    from turnwise.sandbox.process import SandboxLost
+    from turnwise.ext.sandbox.process import SandboxLost
 
     async def careless(trajectory: Trajectory) -> float:
         if trajectory.sample.id == "q1":

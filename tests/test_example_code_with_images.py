@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from turnwise.compose import compose, unread
+from turnwise.config.compose import unread
+from turnwise.data.compose import compose
 from turnwise.data.loader import load_samples
-from turnwise.engines import server_gpus
-from turnwise.engines.devices import Gpu, Seen, rank_devices
+from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
+from turnwise.ext.servers import gpus as server_gpus
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.types import Image
 
@@ -52,11 +53,11 @@ def test_the_recipe_is_the_notes_and_every_key_of_it_is_read(profile: str, group
 @pytest.mark.parametrize("profile", ["h200", "l40s"])
 def test_servers_and_learner_share_eight_gpus_in_turn(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose([f"profile='{FOLDER / profile}.yaml'"], FOLDER / "codev_7b.yaml").config
-    seen = Seen(tuple(Gpu("NVIDIA", 48 * 2**30) for _ in range(8)))
-    monkeypatch.setattr(server_gpus, "look", lambda: seen)
+    seen = VisibleGpus(tuple(Gpu("NVIDIA", 48 * 2**30) for _ in range(8)))
+    monkeypatch.setattr(server_gpus, "visible_gpus", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rank_devices(config, seen) == tuple(f"cuda:{number}" for number in range(8))
-    assert len(set(server_gpus.devices_of(config, config.engine.replicas))) == 8
+    assert len(set(server_gpus.devices_of(config.servers.replicas, 1))) == 8
     assert "some are shared" in (server_gpus.check_apart(config, seen) or "")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import configure, train
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.storage.run_dir import RunDir
 
 ROOT = Path(__file__).parent.parent

@@ -8,16 +8,16 @@ import torch
 import vision_processors as made
 
 import turnwise
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import DataError
-from turnwise.models.tiny_vision.folder import write_folder
-from turnwise.models.tiny_vision.network import fresh_model
+from turnwise.ext.board.table import Table
+from turnwise.ext.board.tokens import tokens
+from turnwise.ext.tinylook.model.folder import write_folder
+from turnwise.ext.tinylook.model.network import fresh_model
 from turnwise.sft import fine_tune
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories
-from turnwise.web.table import Table
-from turnwise.web.tokens import tokens
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def config(folder: Path, place: Path, *more: str) -> turnwise.Config:
         f"model.path={folder}", "engine=torch", "engine.threads=1", "learner.device=cpu", "task=arithmetic",
         f"data.train_files=[{file}]", f"data.eval_files=[{file}]", f"runs_dir={place / 'runs'}", "rollout.tools=[]",
         "sampling.max_tokens=6", "eval.samples=2", "training.groups=2", "training.group_size=2", "training.steps=2",
-        "training.replay_groups=1", "board=false", *more,
+        "training.replay_groups=1", "board.live=false", *more,
     )  # fmt: skip
 
 

@@ -5,8 +5,10 @@ import pickle
 import numpy as np
 import pytest
 
-from turnwise.ledger import Ledger, Origin
-from turnwise.media import Media, MediaSpan, check_places, digest_of, within
+from turnwise.chat.image_blocks import place_images
+from turnwise.engines.learners.device_batch import within
+from turnwise.ledger import Ledger, Media, MediaSpan, Origin, check_places
+from turnwise.system.image_bytes import digest_of
 
 
 def image(name: str, *ids: int) -> Media:
@@ -20,7 +22,7 @@ A, B = image("a", 8, 9, 9, 7), image("b", 9)
 def ledger() -> Ledger:
     made = Ledger()
     made.append([1, 8, 8, 9, 9, 7, 2], Origin.PROMPT, 0)
-    made.place([A])
+    place_images(made, [A])
     made.append([3, 9], Origin.POLICY, 0, [-0.5, -0.5], 0)  # a policy may write the token of an image: it is none
     made.append([4, 9, 5], Origin.TOOL, 0)
     return made
@@ -30,14 +32,14 @@ def test_images_are_found_in_order_behind_each_other():
     made = ledger()
     assert [(span.media, span.start, span.end) for span in made.media] == [(A, 2, 6)]
     assert A.features == 2
-    made.place([B])
+    place_images(made, [B])
     assert [span.start for span in made.media] == [2, 10], "the policy's own token of that kind is no image"
 
 
 def test_an_image_whose_tokens_are_not_there_is_refused_and_leaves_nothing():
     made = ledger()
     with pytest.raises(ValueError, match="no tokens for image"):
-        made.place([B, A])
+        place_images(made, [B, A])
     assert len(made.media) == 1
     with pytest.raises(ValueError, match="not those of image"):
         check_places([MediaSpan(A, 1)], made.token_ids)

@@ -70,7 +70,9 @@ WRONG_SAMPLES = {
 def config(tmp_path: Path) -> tw.Config:
     scorers = "scoring.scorers={default: exact_match}"
     script = "engine.script=['#### 42']"
-    return tw.configure("task=null", "engine=scripted", script, scorers, "board=false", f"runs_dir={tmp_path / 'runs'}")
+    return tw.configure(
+        "task=null", "engine=scripted", script, scorers, "board.live=false", f"runs_dir={tmp_path / 'runs'}"
+    )
 
 
 def refusal(work: Callable[[], Any], runs: str) -> str:
@@ -122,7 +124,7 @@ def test_wrong_parts_are_refused_by_name(given: dict[str, Any], words: str, conf
 
 
 def test_wrong_samples_of_a_training(config: tw.Config) -> None:
-    config = tw.configure("board=false", f"runs_dir={config.runs_dir}")
+    config = tw.configure("board.live=false", f"runs_dir={config.runs_dir}")
     for given, words in (({"samples": 5}, "samples is a list"), ({"eval_samples": 5}, "eval_samples is a list"),
                          ({"eval_samples": [sample(id=5)]}, "eval_samples[0].id"), ({"samples": [None]}, "samples[0]")):  # fmt: skip
         every: dict[str, Any] = {"samples": [sample()], "eval_samples": [sample()], "console": QUIET} | given

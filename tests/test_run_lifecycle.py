@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure
-from turnwise.choices import Resume
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.config import Config
+from turnwise.config.choices import Resume
 from turnwise.errors import ConfigError, StorageError, TurnwiseError
+from turnwise.reports.training import TrainReport
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, read_status
 from turnwise.train import train
-from turnwise.train_report import TrainReport
-from turnwise.trainer.resuming import resume_command
+from turnwise.training.resume import resume_command
 
 ROOT = Path(__file__).parent.parent
 QUIET = Console(quiet=True)
@@ -35,7 +35,7 @@ TINY = (
 )  # fmt: skip
 MAIN = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may have us ignore it
-    "from turnwise.cli import main; sys.exit(main())"
+    "from turnwise.commands.cli import main; sys.exit(main())"
 )
 
 
@@ -101,8 +101,8 @@ def test_a_resume_has_the_runs_own_config_and_what_is_given_anew(
     assert "training.group_size was 2 and is 3" in capsys.readouterr().err
     recipe = copy.parent / "more.yaml"
     recipe.write_text("training: {steps: 3}\neval: {samples: 1}\n")
-    assert main([*given, "--config", str(recipe), "board_port=7008"]) == 2, "asked for now, and never read"
-    assert "board_port (command line) is never read" in capsys.readouterr().err
+    assert main([*given, "--config", str(recipe), "board.port=7008"]) == 2, "asked for now, and never read"
+    assert "board.port (command line) is never read" in capsys.readouterr().err
     assert main([*given, "--config", str(recipe), "eval.samples=3"]) == 0
     recorded = (copy / "config.yaml").read_text()
     assert "samples: 3" in recorded and "steps: 3" in recorded and "group_size: 2" in recorded
@@ -433,7 +433,7 @@ def test_a_signal_that_the_parent_has_us_ignore_stays_ignored(tmp_path: Path) ->
     """As in the background of a script; SIGTERM ends it all the same."""
     code = (
         "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from turnwise.stopping import Stopped, stoppable\n"
+        "from turnwise.system.stopping import Stopped, stoppable\n"
         "try:\n"
         "    with stoppable():\n"
         "        os.kill(os.getpid(), signal.SIGINT); print('still here')\n"
@@ -523,7 +523,7 @@ def test_the_accuracy_of_nothing_is_no_number(tmp_path: Path) -> None:
     assert not [name for line in metrics(report.run) for name in line if "accuracy" in name]
     assert json.loads((report.run / "eval" / "step_000000.json").read_text()) == {}
     assert "step 0: no episode was scored" in (report.run / "log.txt").read_text()
-    from turnwise.web.runs import Runs
+    from turnwise.ext.board.runs import Runs
 
     assert Runs([report.run]).open("r").details(time.time())["accuracy"] is None
 

@@ -15,18 +15,18 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from turnwise import configure
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.config import Config
-from turnwise.demonstrations import choose, find_files
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError, DataError, StorageError
+from turnwise.ext.board.health import findings
+from turnwise.ext.board.runs import Runs
 from turnwise.sft import SftReport, fine_tune
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.train import train
-from turnwise.web.health import findings
-from turnwise.web.runs import Runs
+from turnwise.training.demonstrations import choose, find_files
 
 QUIET = Console(quiet=True)
 TINY = find_model("tiny", False).folder

@@ -21,6 +21,7 @@ from turnwise import configure
 from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.reports.training import TrainReport
 from turnwise.sft import fine_tune
 from turnwise.storage import checkpoints, index
 from turnwise.storage.index import parse_line
@@ -28,7 +29,6 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.train import train
-from turnwise.train_report import TrainReport
 from turnwise.types import Trajectory
 
 QUIET = Console(quiet=True)
@@ -379,7 +379,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None
 
 MAIN = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may have us ignore it
-    "from turnwise.cli import main; sys.exit(main())"
+    "from turnwise.commands.cli import main; sys.exit(main())"
 )
 
 

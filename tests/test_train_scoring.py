@@ -36,7 +36,7 @@ def judge() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     root = str(Path(__file__).parent.parent)
-    process = subprocess.Popen([sys.executable, "-m", "turnwise.scoring.rule_judge", "--port", str(port)], cwd=root)
+    process = subprocess.Popen([sys.executable, "examples/rule_judge/serve.py", "--port", str(port)], cwd=root)
     try:
         for _ in range(300):
             try:

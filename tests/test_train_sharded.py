@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure
-from turnwise.engines.learners.rank_group import LocalRanks
 from turnwise.errors import ConfigError, EngineError
+from turnwise.ext.fsdp.rank_group import LocalRanks
+from turnwise.reports.training import TrainReport
 from turnwise.storage.checkpoints import find_checkpoint
 from turnwise.storage.run_dir import RunDir
 from turnwise.train import train
-from turnwise.train_report import TrainReport
-from turnwise.trainer.state import read_state
+from turnwise.training.state import read_state
 
 SMALL = (
     "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
@@ -72,7 +72,6 @@ def test_a_run_whose_learner_dies_says_so_and_keeps_its_last_checkpoint(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("learner.context_parallel=2",), "learner.context_parallel=2: torch shares the tokens of a sequence"),
         (("learner.processes=2", "learner.optimizer=adamw8bit"), "learner.processes=2: learner.optimizer=adamw8bit"),
         (("learner.processes=2", "learner.device=cuda:1"), "takes a GPU each: set learner.device=cuda"),
         (("learner.processes=0",), "learner.processes must be"),

@@ -8,25 +8,28 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from turnwise.extensions import named
+
 if TYPE_CHECKING:
-    from turnwise.compose import configure as configure
     from turnwise.config import Config as Config
+    from turnwise.data.compose import configure as configure
+    from turnwise.data.task import Task as Task
     from turnwise.errors import ToolError as ToolError
     from turnwise.errors import TurnwiseError as TurnwiseError
     from turnwise.eval import evaluate as evaluate
-    from turnwise.metrics import Reduction as Reduction
-    from turnwise.report import EvalReport as EvalReport
-    from turnwise.rollout.interaction_sessions import Interaction as Interaction
-    from turnwise.rollout.interactions.base import BaseInteraction as BaseInteraction
-    from turnwise.rollout.tool_classes import ToolClass as ToolClass
+    from turnwise.reports.evaluation import EvalReport as EvalReport
+    from turnwise.reports.training import TrainReport as TrainReport
+    from turnwise.rollout.toolbox.classes import ToolClass as ToolClass
     from turnwise.rollout.tools.tool import Tool as Tool
     from turnwise.rollout.tools.tool import ToolContext as ToolContext
     from turnwise.rollout.tools.tool import tool as tool
+    from turnwise.rollout.users.user import Reply as Reply
+    from turnwise.rollout.users.user import User as User
+    from turnwise.rollout.users.user import UserTurn as UserTurn
     from turnwise.scoring.scorer import Score as Score
     from turnwise.scoring.scorer import Scorer as Scorer
-    from turnwise.task import Task as Task
+    from turnwise.system.metrics import Reduction as Reduction
     from turnwise.train import train as train
-    from turnwise.train_report import TrainReport as TrainReport
     from turnwise.types import Group as Group
     from turnwise.types import Message as Message
     from turnwise.types import Role as Role
@@ -35,27 +38,28 @@ if TYPE_CHECKING:
     from turnwise.types import Trajectory as Trajectory
 
 _HOMES = {
-    "BaseInteraction": "turnwise.rollout.interactions.base",
     "Config": "turnwise.config",
-    "EvalReport": "turnwise.report",
+    "EvalReport": "turnwise.reports.evaluation",
     "Group": "turnwise.types",
-    "Interaction": "turnwise.rollout.interaction_sessions",
     "Message": "turnwise.types",
-    "Reduction": "turnwise.metrics",
+    "Reduction": "turnwise.system.metrics",
+    "Reply": "turnwise.rollout.users.user",
     "Role": "turnwise.types",
     "Sample": "turnwise.types",
-    "Task": "turnwise.task",
+    "Task": "turnwise.data.task",
     "Score": "turnwise.scoring.scorer",
     "Scorer": "turnwise.scoring.scorer",
     "Tool": "turnwise.rollout.tools.tool",
-    "ToolClass": "turnwise.rollout.tool_classes",
+    "ToolClass": "turnwise.rollout.toolbox.classes",
     "ToolContext": "turnwise.rollout.tools.tool",
     "ToolError": "turnwise.errors",
     "ToolResult": "turnwise.types",
-    "TrainReport": "turnwise.train_report",
+    "TrainReport": "turnwise.reports.training",
     "Trajectory": "turnwise.types",
     "TurnwiseError": "turnwise.errors",
-    "configure": "turnwise.compose",
+    "User": "turnwise.rollout.users.user",
+    "UserTurn": "turnwise.rollout.users.user",
+    "configure": "turnwise.data.compose",
     "evaluate": "turnwise.eval",
     "sft": "turnwise.sft",
     "tool": "turnwise.rollout.tools.tool",
@@ -68,7 +72,11 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'turnwise' has no attribute {name!r}")
+        brought = named("names").get(name)
+        if brought is None:
+            raise AttributeError(f"module 'turnwise' has no attribute {name!r}")
+        module, _, attribute = brought.partition(":")
+        return getattr(import_module(module), attribute)
     return getattr(import_module(_HOMES[name]), _FUNCTIONS.get(name, name))
 
 

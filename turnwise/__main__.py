@@ -2,6 +2,6 @@
 
 import sys
 
-from turnwise.cli import main
+from turnwise.commands.cli import main
 
 sys.exit(main())

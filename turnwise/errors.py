@@ -10,16 +10,24 @@
 """
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
 
-from turnwise.addresses import without_userinfo
+HIDDEN = "(secret)"
+_USERINFO = re.compile(r"https?:[/\\]+[^/\\?#\s]*@|[a-z][a-z0-9+.-]*://[^/?#\s@:]*:[^/?#\s]*@", re.IGNORECASE)
+"""Of HTTP any name before the host, of other schemes (ssh://git@host) one with a password."""
+_IN_A_LINE = re.compile(r"(:[/\\]{1,3})(?:[^\s/@:]*:\S*|[^\s/]*)@")
+"""As much of a message as may be one: a password may have slashes in it, and then nothing is where it belongs."""
+_ALONE = re.compile(r"(:[/\\]{1,3}).*@", re.DOTALL)
 
 
 class TurnwiseError(Exception):
     """A mistake a person can mend; the CLI prints its text without a traceback, and no password of an address."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(without_userinfo(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(without_userinfo(argument) if isinstance(argument, str) else argument for argument in args))
 
 
 class ConfigError(TurnwiseError):
@@ -53,6 +61,10 @@ class EngineLost(EngineError):
 
 class WeightsSuperseded(EngineError):
     """Weights that cannot be had any more, since newer ones are on their way: the sampler is well as it was before."""
+
+
+class SandboxLost(TurnwiseError):
+    """The machinery that runs code failed, not the code: the call says nothing about it and may be tried again."""
 
 
 class StorageError(TurnwiseError):
@@ -98,10 +110,39 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}?"
     if not names:
         return "there is nothing to choose from."
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"valid: {shown}."
+    listing = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"valid: {listing}."
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     """One sentence for a name nobody knows, with the nearest valid one."""
     return f"unknown {kind} {name!r}: {nearest(name, valid)}"
+
+
+# --- names and passwords in addresses, which no message shows --------------------------------------------------------
+
+
+def has_userinfo(text: str) -> bool:
+    """Whether an address in this text has a name or a password before its host."""
+    try:
+        return _USERINFO.search(text) is not None or ("@" in urlsplit(text).netloc and text[:4].lower() == "http")
+    except ValueError:  # no address
+        return False
+
+
+def without_userinfo(text: str, *, alone: bool = False) -> str:
+    """A message as it may be shown: `http://(secret)@host`; `alone`: an address and nothing else."""
+    return (_ALONE if alone else _IN_A_LINE).sub(rf"\1{HIDDEN}@", text)
+
+
+def texts_with_userinfo(value: Any, key: str) -> Iterator[str]:
+    """The keys of such texts in a value, however deep they lie."""
+    if isinstance(value, str):
+        if has_userinfo(value):
+            yield key
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from texts_with_userinfo(inner, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_with_userinfo(inner, key)

@@ -1,14 +1,12 @@
-"""The tokens of one sequence as parallel arrays with one writer: who wrote each, in which turn, under which weights."""
+"""The tokens of one sequence as parallel arrays with one writer: who wrote each, under which weights; its images."""
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from turnwise.media import Media, MediaSpan, check_places
 
 A = TypeVar("A", bound=NDArray[Any])
 
@@ -34,6 +32,57 @@ class VersionRun:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Media:
+    """One image, prepared for one model; whoever holds it keeps it alive, and siblings of a group share one.
+
+    `Media("5d41...", b"\\x89PNG...", token_ids=[151655] * 64, takes=[True] * 64, arrays={"pixel_values": ...})`
+    """
+
+    digest: str
+    content: bytes
+    """The encoded image as it was shown: for engines that prepare images themselves, and for the record."""
+    token_ids: NDArray[np.int64]
+    """The block of tokens that stands for it, row and column marks included where a model has them."""
+    takes: NDArray[np.bool_]
+    """Which tokens of the block are replaced by the image's features, in order."""
+    arrays: Mapping[str, NDArray[Any]]
+    """What the model's processor made of this one image, by the names its `get_image_features` takes."""
+
+    @property
+    def features(self) -> int:
+        """How many rows of features it has."""
+        return int(self.takes.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """An image at its place: its block begins at token `start` of a sequence, or of a batch."""
+
+    media: Media
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The index of the first token behind the image."""
+        return self.start + len(self.media.token_ids)
+
+    def shifted(self, by: int) -> "MediaSpan":
+        """The same image in a sequence that begins elsewhere."""
+        return MediaSpan(self.media, self.start + by)
+
+
+def check_places(spans: Sequence[MediaSpan], token_ids: NDArray[np.int64]) -> None:
+    """ValueError unless every image's block stands where its span says, in order and without overlap."""
+    before = 0
+    for span in spans:
+        if span.start < before or span.end > len(token_ids):
+            raise ValueError(f"an image at tokens {span.start} to {span.end} of {len(token_ids)}, after {before}")
+        if not np.array_equal(token_ids[span.start : span.end], span.media.token_ids):
+            raise ValueError(f"the tokens {span.start} to {span.end} are not those of image {span.media.digest}")
+        before = span.end
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTrainingData:
     """What training computed for the tokens of a ledger, written once by `training.sequences.write_back`.
@@ -57,9 +106,9 @@ class TokenTrainingData:
     def __post_init__(self) -> None:
         with np.errstate(over="ignore"):  # what another system computed may be beyond single precision: infinite
             for name in TOKEN_TRAINING:
-                given = getattr(self, name)
-                if given is not None:
-                    object.__setattr__(self, name, _locked(np.array(given, dtype=np.float32)))
+                values = getattr(self, name)
+                if values is not None:
+                    object.__setattr__(self, name, _locked(np.array(values, dtype=np.float32)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTrainingData):
@@ -70,6 +119,20 @@ class TokenTrainingData:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenTrainingData, tuple(getattr(self, name) for name in TOKEN_TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderCheck:
+    """The ledger compared with one full render of the final messages.
+
+    `exact` means equal token by token; otherwise `position` is the first difference and `same_text` says whether only
+    the pieces differ that words are written in. `problem` tells of one that nothing explains.
+    """
+
+    exact: bool
+    same_text: bool
+    position: int | None = None
+    problem: str | None = None
 
 
 TOKEN_TRAINING = tuple(field.name for field in fields(TokenTrainingData))
@@ -115,9 +178,9 @@ class Ledger:
         media: Sequence[MediaSpan] = (),
     ) -> "Ledger":
         """One from whole columns, as a file has them, copied; ValueError for columns that no append could have made."""
-        given = (token_ids, origins, turns, logprobs, versions)
+        inputs = (token_ids, origins, turns, logprobs, versions)
         try:
-            columns = [np.array(one, dtype=dtype) for one, dtype in zip(given, COLUMNS.values(), strict=True)]
+            columns = [np.array(values, dtype=dtype) for values, dtype in zip(inputs, COLUMNS.values(), strict=True)]
         except OverflowError as error:
             raise ValueError(f"a ledger with a number out of range: {error}") from error
         if any(column.ndim != 1 for column in columns):
@@ -157,21 +220,21 @@ class Ledger:
 
         What is refused leaves nothing behind. Nothing else writes but `append_given`.
         """
-        found = _whole_numbers(ids)
-        count = found.size
+        tokens = _whole_numbers(ids)
+        count = tokens.size
         policy = origin is Origin.POLICY
         if policy != (logprobs is not None) or policy != (versions is not None):
             missing = "logprobs and versions" if logprobs is None else "versions"
             raise ValueError(f"{origin.name} tokens {f'need {missing}' if policy else 'have no logprobs or versions'}")
         if logprobs is None or versions is None:
-            self._write(found, ((origin, count),), turn)
+            self._write(tokens, ((origin, count),), turn)
             return
         values = np.asarray(logprobs, dtype=np.float32)
         if values.shape != (count,):
             raise ValueError(f"{count} tokens with {values.size} logprobs")
         written = np.asarray(_per_token(versions, count), dtype=np.int32)
         start = self._length
-        self._write(found, ((origin, count),), turn)
+        self._write(tokens, ((origin, count),), turn)
         if count:
             self._logprobs[start : self._length] = values
             self._versions[start : self._length] = written
@@ -179,24 +242,11 @@ class Ledger:
     def append_given(self, spans: Sequence[tuple[Sequence[int], Origin]], turn: int) -> None:
         """Tokens of one turn that the policy did not write, span by span, as `append` takes each: quicker for many."""
         ids: list[int] = []
-        for given, origin in spans:
+        for tokens, origin in spans:
             if origin is Origin.POLICY:
                 raise ValueError("POLICY tokens need logprobs and versions")
-            ids += given
-        self._write(_whole_numbers(ids), [(origin, len(given)) for given, origin in spans], turn)
-
-    def place(self, media: Iterable[Media]) -> None:
-        """Say which images the blocks behind the last one stand for, in order; their tokens were appended before.
-
-        ValueError when a block is not there: what the model would see is then not what the tokens say.
-        """
-        spans, start = list(self._media), self._media[-1].end if self._media else 0
-        given = np.where(self.loss_mask, -1, self.token_ids)  # the policy may write an image's token: it shows nothing
-        for one in media:
-            start = _find(one.token_ids, given, start, one.digest)
-            spans.append(MediaSpan(one, start))
-            start = spans[-1].end
-        self._media = tuple(spans)
+            ids += tokens
+        self._write(_whole_numbers(ids), [(origin, len(tokens)) for tokens, origin in spans], turn)
 
     def place_at(self, spans: Iterable[MediaSpan]) -> None:
         """Say where further images stand, behind the last one; ValueError when their tokens are not there."""
@@ -243,8 +293,8 @@ class Ledger:
         """New buffers: views handed out keep the old ones."""
         length, new = self._length, [np.empty(capacity, dtype=dtype) for dtype in COLUMNS.values()]
         old = (self._ids, self._origins, self._turns, self._logprobs, self._versions)
-        for column, kept in zip(new, old, strict=True):
-            column[:length] = kept[:length]
+        for column, source in zip(new, old, strict=True):
+            column[:length] = source[:length]
         self._ids, self._origins, self._turns, self._logprobs, self._versions = new
         self._logprobs[length:] = 0.0
         self._versions[length:] = NO_VERSION
@@ -256,7 +306,7 @@ class Ledger:
 
     @property
     def origins(self) -> NDArray[np.int8]:
-        """Values of Origin."""
+        """The origin of each token, as values of Origin."""
         return _locked(self._origins[: self._length])
 
     @property
@@ -287,7 +337,7 @@ class Ledger:
         if not isinstance(other, Ledger):
             return NotImplemented
         same = all(_equal(ours, theirs) for ours, theirs in zip(self._columns(), other._columns(), strict=True))
-        placed = [[(span.media.digest, span.start) for span in one._media] for one in (self, other)]
+        placed = [[(span.media.digest, span.start) for span in ledger._media] for ledger in (self, other)]
         return same and placed[0] == placed[1] and self.training == other.training
 
     __hash__ = None  # type: ignore[assignment]
@@ -306,10 +356,6 @@ class Ledger:
         media = tuple(span for span in self._media if span.end <= length)
         return Ledger._holding([column[:length] for column in self._columns()], None, media)
 
-    def counts(self) -> NDArray[np.int64]:
-        """How many tokens each origin wrote, by its number."""
-        return np.bincount(self._origins[: self._length], minlength=len(Origin))
-
     def spans(self) -> Iterator[tuple[Origin, int, NDArray[np.int64]]]:
         """Runs of equal origin and turn: (origin, turn, ids)."""
         ids, origins, turns = self.token_ids, self.origins, self.turns
@@ -325,25 +371,11 @@ class Ledger:
         return self.token_ids, self.origins, self.turns, self.logprobs, self.versions
 
 
-def origin_counts(segments: Sequence[Ledger]) -> dict[Origin, int]:
-    """Tokens of some ledgers by who wrote them, every origin named."""
-    totals = sum((ledger.counts() for ledger in segments), start=np.zeros(len(Origin), dtype=np.int64))
-    return dict(zip(Origin, totals.tolist(), strict=True))
-
-
-def _find(block: NDArray[np.int64], token_ids: NDArray[np.int64], start: int, name: str) -> int:
-    """Where a block of tokens stands first, from `start` on."""
-    for at in (start + np.flatnonzero(token_ids[start:] == block[0])).tolist() if len(block) else ():
-        if np.array_equal(token_ids[at : at + len(block)], block):
-            return int(at)
-    raise ValueError(f"no tokens for image {name} behind token {start}")
-
-
 def _whole_numbers(ids: ArrayLike) -> NDArray[Any]:
-    found = np.asarray(ids)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ValueError(f"token ids are a row of whole numbers, not {found.ndim} dimensions of {found.dtype}")
-    return found
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"token ids are a row of whole numbers, not {array.ndim} dimensions of {array.dtype}")
+    return array
 
 
 def _per_token(versions: Sequence[VersionRun] | int, count: int) -> int | NDArray[np.int32]:

@@ -7,46 +7,43 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, open_context, prepare
 from turnwise.chat.renderer import Renderer
-from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
-from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
+from turnwise.engines.learners.threads import computing
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.opening import LearnerParts, model_source, open_chosen_learner
+from turnwise.engines.open import open_tuned
+from turnwise.engines.opener import LearnerParts, model_source
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
-from turnwise.media import Media
-from turnwise.plugins import call, load
-from turnwise.rollout.collector import Collector
-from turnwise.rollout.group import run_group
-from turnwise.run import console_or_stderr, printer
-from turnwise.stopping import run_stoppable
+from turnwise.ledger import Media
+from turnwise.reports.plan import plan_text
+from turnwise.rollout.collector import Collector, run_group
+from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.storage.images import prepare_again
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.choose import check_trackers
-from turnwise.trainer.resuming import existing_run, resume_command
-from turnwise.trainer.sft_run import SftRun, open_sft_run
+from turnwise.system.plugins import call, load
+from turnwise.system.stopping import run_stoppable
+from turnwise.training.checks import check_fine_tuning
+from turnwise.training.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
+from turnwise.training.resume import existing_run, resume_command
+from turnwise.training.run import console_or_stderr, printer
 from turnwise.training.sequences import TrainSequence, to_sequences
 from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
+from turnwise.training.sft_run import SftRun, open_sft_run
 from turnwise.types import Group, Sample, Trajectory
 
-if TYPE_CHECKING:
-    import torch
-
 POLICY, ADAPTER = "policy", "policy_adapter"
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class SftReport:
     """The command that resumes the run; None when there is nothing left to do."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report as values that JSON can hold."""
         places = {name: None if path is None else str(path) for name, path in self._places().items()}
         return asdict(self) | places | {"seconds": round(self.seconds, 3)}
 
@@ -83,7 +80,7 @@ class SftReport:
         return {"run": self.run, "policy": self.policy, "adapter": self.adapter}
 
     def table(self) -> Table:
-        """One row per number."""
+        """The report as a table with one row per number."""
         title = f"fine-tuning, {self.steps} steps, {self.seconds:.0f} s: {self.reason}"
         table = Table("", "", title=title, show_header=False)
         table.add_row("trajectories", f"{self.trajectories}, {self.used} used")
@@ -112,7 +109,7 @@ def fine_tune(
     default).
     """
     check_fine_tuning(config)
-    check_trackers(config.tracking.to)
+    check_trackers(config.tracking.to, config)
     directory, console = existing_run(config, "sft"), console_or_stderr(console)
     renderer = make_renderer(config)
     own = None if directory is None else kept(directory)
@@ -121,8 +118,8 @@ def fine_tune(
             _refuse_others(directory, own, _demonstrations(config, renderer, trajectories, console))
         return run_stoppable(_run(config, console, renderer, own))
     if trajectories is not None or config.sft.recorded:
-        found = _demonstrations(config, renderer, trajectories, console)
-        return run_stoppable(_run(config, console, renderer, found))
+        demonstrations = _demonstrations(config, renderer, trajectories, console)
+        return run_stoppable(_run(config, console, renderer, demonstrations))
     script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
     return run_stoppable(_run(config, console, renderer, (script, prepared)))
 
@@ -143,8 +140,8 @@ def _prepare(renderer: Renderer) -> Callable[[bytes], Media] | None:
     return None if renderer.images is None else renderer.images.prepare
 
 
-def _refuse_others(run: RunDir, own: Demonstrations, given: Demonstrations) -> None:
-    if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(given.used)):
+def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations) -> None:
+    if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
         raise ConfigError(f"run {run.name!r} was begun with other trajectories than those given now: give it none")
 
 
@@ -156,35 +153,36 @@ async def _run(
             return replace(_report(run, source), reason=f"already finished: {run.status.reason}")
         with run.active():
             if isinstance(source, Demonstrations):
-                found = source
+                demonstrations = source
             else:
-                run.show_plan(source[1])
-                found = await _play(*source, console)
+                run.show_plan(source[1], plan_text(source[1]))
+                demonstrations = await _play(*source, console)
             run.dir.write_text(TOKENIZER, renderer.tokenizer.as_json())
-            run.note(str(found))
+            run.note(str(demonstrations))
             if kept(run.dir) is None:
-                await keep(run.recorder, found)
-            await run.recorder.do(prepare_again, run.dir.path, found.used, _prepare(renderer))
-            await _train(run, renderer, found)
-        return _report(run, found)
+                await keep(run.recorder, demonstrations)
+            await run.recorder.do(prepare_again, run.dir.path, demonstrations.used, _prepare(renderer))
+            await _train(run, renderer, demonstrations)
+        return _report(run, demonstrations)
 
 
-async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None:
+async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations) -> None:
     """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
-    config, sequences, progress = run.config, to_sequences(found.used), run.progress
+    config, sequences, progress = run.config, to_sequences(demonstrations.used), run.progress
     check_sequences(sequences)
     steps = count_updates(sequences, config.sft, config.seed)
     # Tokens are learned as they are, whatever temperature they were sampled at.
     sampling = replace(config.sampling, temperature=1.0)
     taught = replace(config, learner=learner_config(config.learner, config.sft), sampling=sampling)
     memory = memory_here(config, Training(), samples=False)
-    opened = open_chosen_learner(taught, renderer, LearnerParts(updates=steps), memory=memory, say=run.note)
+    opened = open_tuned(taught, renderer, LearnerParts(updates=steps), memory, run.note)
     with closing(opened) as learner:
         run.begin(learner, steps, fingerprint(sequences))
         run.note(_plan(config, steps, sequences))
         for line in () if memory is None else memory.lines():
             run.note(line)
-        in_threads = _in_threads(config, learner.device)
+        # more threads are slower on small models and busy machines
+        in_threads = computing(max(1, config.engine.threads), learner.device)
         batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
         update, budget = in_threads(learn), config.learner.token_budget
         with run.stop_on_signal(), _progress(run.console) as bars:
@@ -204,22 +202,6 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
         run.note(f"train the policy further with: turnwise train model.path={policy}")
 
 
-def _in_threads(config: Config, device: "torch.device") -> "Callable[[Callable[P, T]], Callable[P, T]]":
-    """Work with the configured number of threads and GPU, which belong to the thread that computes."""
-    import torch
-
-    def wrap(work: Callable[P, T]) -> Callable[P, T]:
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-            torch.set_num_threads(max(1, config.engine.threads))  # more is slower on small models and busy machines
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            return work(*args, **kwargs)
-
-        return wrapped
-
-    return wrap
-
-
 def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     sft, learner = config.sft, config.learner
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
@@ -233,7 +215,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     )
 
 
-def _report(run: SftRun, found: Demonstrations) -> SftReport:
+def _report(run: SftRun, demonstrations: Demonstrations) -> SftReport:
     progress, adapter = run.progress, run.dir.path / ADAPTER
     over = progress.step >= progress.steps
     return SftReport(
@@ -246,15 +228,15 @@ def _report(run: SftRun, found: Demonstrations) -> SftReport:
         first_loss=progress.first_loss,
         last_loss=progress.last_loss,
         tokens=progress.tokens,
-        trajectories=found.read,
-        used=len(found.used),
-        dropped=found.dropped,
+        trajectories=demonstrations.read,
+        used=len(demonstrations.used),
+        dropped=demonstrations.dropped,
         resume=None if over else resume_command(run.dir.name, run.config, "sft"),
     )
 
 
 def _short(path: Path) -> str:
-    """As one would type it here."""
+    """The path as one would type it in the current folder."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

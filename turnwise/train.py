@@ -6,30 +6,32 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from turnwise.assemble import Prepared
 from turnwise.chat.selfcheck import render_problem
-from turnwise.checks.start import check_before_run
 from turnwise.config import Config
 from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError
-from turnwise.eval import measure
-from turnwise.report import step_metrics
-from turnwise.rollout.interaction_sessions import Interaction
+from turnwise.reports.alerts import Alerts
+from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.evaluation import in_a_line, step_metrics
+from turnwise.reports.measure import measure
+from turnwise.reports.plan import plan_text
+from turnwise.reports.task_metrics import declared_by
+from turnwise.reports.training import TrainReport, train_report
+from turnwise.rollout.collector import Collected, Groups
+from turnwise.rollout.prepare import Prepared
 from turnwise.rollout.tools.tool import Tool
-from turnwise.run import console_or_stderr, printer
+from turnwise.rollout.users.user import UserLike
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
-from turnwise.stopping import run_stoppable
 from turnwise.storage.run_dir import trajectory_file
-from turnwise.task_metrics import declared_by
-from turnwise.train_report import TrainReport
-from turnwise.trainer.collecting import Collected, Groups
-from turnwise.trainer.engines import Engines, open_engines
-from turnwise.trainer.loop_lag import LoopLag
-from turnwise.trainer.preparing import prepare_training
-from turnwise.trainer.train_run import TrainRun, open_train_run
+from turnwise.system.stopping import run_stoppable
+from turnwise.training.engines import Engines, open_engines
+from turnwise.training.loop_lag import LoopLag
+from turnwise.training.preparing import prepare_training
+from turnwise.training.run import console_or_stderr, printer
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
+from turnwise.training.train_run import TrainRun, open_train_run
 from turnwise.types import Sample
 
 
@@ -40,7 +42,7 @@ def train(
     eval_samples: Iterable[Sample] | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
-    interaction: Interaction | type | None = None,
+    interaction: UserLike | None = None,
     console: Console | None = None,
 ) -> TrainReport:
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped.
@@ -53,28 +55,24 @@ def train(
 
 
 async def train_prepared(
-    prepared: Prepared, heldout: Prepared, given: Mapping[str, str], console: Console
+    prepared: Prepared, heldout: Prepared, replaced: Mapping[str, str], console: Console
 ) -> TrainReport:
-    """The run from its first evaluation to its last."""
+    """The run from its first evaluation to its last; `replaced` tells what the caller gave in place of the config's."""
     await check_before_run(prepared, heldout, say=printer(console))
-    with open_train_run(prepared.config, console, prepared.samples, given) as run:
+    with open_train_run(prepared.config, console, prepared.samples, replaced) as run:
         if run.is_over():
-            return replace(run.report(), reason=f"already finished: {run.status.reason}")
+            return replace(train_report(run), reason=f"already finished: {run.status.reason}")
         with run.active():
-            run.show_plan(prepared, training=True)
-            await run_steps(run, prepared, heldout)
-        return run.report()
-
-
-async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> None:
-    """Every step that is left, between two evaluations."""
-    services = prepared.running(run.note), heldout.running(lambda text: None)  # the same ones: one note is enough
-    async with services[0], services[1], open_engines(run.config, prepared, run.note) as engines, LoopLag() as lag:
-        run.resume(engines)
-        run.progress.after = None
-        with run.stop_on_signal():
-            async with run.checkpoint_on_failure(engines):
-                await play_and_learn(run, engines, prepared, heldout, lag)
+            run.show_plan(prepared, plan_text(prepared, training=True))
+            # Both have the same services: one note is enough.
+            services = prepared.running(run.note), heldout.running(lambda text: None)
+            async with services[0], services[1], open_engines(run.config, prepared, run.note) as engines:
+                run.resume(engines)
+                run.progress.after = None
+                with run.stop_on_signal():
+                    async with run.checkpoint_on_failure(engines), LoopLag() as lag:
+                        await play_and_learn(run, engines, prepared, heldout, lag)
+        return train_report(run)
 
 
 async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, heldout: Prepared, lag: LoopLag) -> None:
@@ -85,6 +83,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     elif run.should_evaluate():  # a stop may have come before it
         await evaluate(run, engines, heldout, greedy=False)
         await run.keep_best(engines)
+    alerts = Alerts(run.config, run.dir.path)
     groups = Groups(engines, prepared, run.loader, run.progress.prompt_batches)
     async with groups.collector:
         while run.should_continue():
@@ -92,7 +91,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
             collected = await run.until_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:
                 continue
-            await learn(run, engines, collected, lag)
+            await learn(run, engines, collected, alerts, lag)
             groups.allow(run.progress.prompt_batches)
             if run.should_evaluate():
                 await evaluate(run, engines, heldout, greedy=False)
@@ -103,7 +102,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     await run.save(engines)
 
 
-async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: LoopLag) -> None:
+async def learn(run: TrainRun, engines: Engines, collected: Collected, alerts: Alerts, lag: LoopLag) -> None:
     """Learn from a step's groups, publish the new weights, record everything."""
     config, groups, start = run.config, collected.groups, time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -132,7 +131,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     await run.record_step(trajectories, again)
     metrics |= run.finish_step(collected, trajectories, again)
     metrics |= run.timings(trajectories, time.perf_counter() - start) | engines.device_metrics()
-    for text in run.alerts.after_step(metrics, trajectories):
+    for text in alerts.after_step(metrics, trajectories):
         run.note(text)
     await run.recorder.do(run.log, metrics | lag.take())
 
@@ -143,9 +142,9 @@ async def evaluate(run: TrainRun, engines: Engines, heldout: Prepared, *, greedy
     None when a signal came first: then the run evaluates when it is resumed.
     """
     work = measure(heldout, engines.context, run.recorder, run.progress.step, greedy=greedy)
-    found = await run.until_stopped(work)
-    if found is None:
+    numbers = await run.until_stopped(work)
+    if numbers is None:
         run.should_continue()  # not, and the status says why
     else:
-        await run.recorder.do(run.log_evaluation, found)
-    return found
+        await run.recorder.do(run.log_evaluation, numbers, in_a_line(numbers))
+    return numbers

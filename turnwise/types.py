@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from turnwise.ledger import Ledger as Ledger
 from turnwise.ledger import Origin as Origin
-from turnwise.ledger import TokenTrainingData as TokenTrainingData
+from turnwise.ledger import RenderCheck as RenderCheck
 from turnwise.ledger import VersionRun as VersionRun
 
 JsonSchema = dict[str, Any]
 
 
 class Role(enum.StrEnum):
-    """Who speaks in a message."""
+    """Who speaks in a message: the system, a user, the assistant or a tool."""
 
     SYSTEM = "system"
     USER = "user"
@@ -37,7 +37,7 @@ class FinishReason(enum.StrEnum):
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended."""
+    """Why an episode ended: with an answer, at a limit, or by an error."""
 
     ANSWERED = "answered"
     """The assistant answered and nobody asked for more."""
@@ -62,7 +62,7 @@ class StopReason(enum.StrEnum):
     TIME_BUDGET = "time_budget"
     """`rollout.max_seconds` passed."""
     AGENT_ERROR = "agent_error"
-    """The agent of `rollout.client` raised because of what the policy wrote; `artifacts["agent_error"]` says what."""
+    """An agent of the user's raised because of what the policy wrote; `EpisodeFacts.agent_error` says what."""
     FAILED = "failed"
     """An infrastructure failure; `Trajectory.failure` says which."""
     UNKNOWN = "unknown"
@@ -117,7 +117,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
+        """The text of all text parts, joined; images are left out."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, Text))
@@ -206,7 +206,7 @@ class ToolResult:
 
 
 class CallStatus(enum.StrEnum):
-    """How a tool call ended."""
+    """How a tool call ended: well, refused, or with an error."""
 
     OK = "ok"
     MALFORMED = "malformed"
@@ -266,21 +266,6 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderCheck:
-    """The ledger compared with one full render of the final messages.
-
-    `exact` means equal token by token; otherwise `position` is the first difference and `same_text` says whether
-    only the tokenisation differs (a sampler may write a word in other pieces than the tokenizer would).
-    `problem` tells of a difference that neither the policy's own words nor `chat.history` explain.
-    """
-
-    exact: bool
-    same_text: bool
-    position: int | None = None
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Remark:
     """What a judge or a rule said with a score: `Remark("llm", "0.75", 0.75, turn=1)`; no turn means the whole."""
 
@@ -294,8 +279,8 @@ class Remark:
 class Branch:
     """A conversation beside the main one of the same episode, in a context of its own: a reviewer, a sub-agent.
 
-    Its tokens lie among the trajectory's `segments`, where `Turn.segment` points; `Turn.index` goes on counting after
-    the main conversation's turns. Training sees it when `trained`, as a sequence that ends in the trajectory's reward.
+    Its tokens lie among the trajectory's `segments`, where `Turn.segment` points; `Turn.index` counts on after the main
+    conversation's. When `trained`, it is a sequence that ends in the trajectory's reward.
     """
 
     name: str
@@ -303,10 +288,31 @@ class Branch:
     turns: list[Turn]
     trained: bool = True
 
-    @property
-    def prompt(self) -> list[Message]:
-        """What its context began with."""
-        return _first_prompt(self.messages, self.turns)
+
+@dataclass(slots=True)
+class EnvironmentRecord:
+    """What an environment said: `EnvironmentRecord(1.0, finished=True)`. `left_open`: why it could not be closed."""
+
+    reward: float | None = None
+    finished: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    left_open: str | None = None
+
+
+@dataclass(slots=True)
+class EpisodeFacts:
+    """What was found out beside the messages: `EpisodeFacts(user_score=0.5, tool_rewards={"search": 1.0})`.
+
+    An agent of the user's raised `agent_error`; `engine_lost` are tries of turns whose engine went away.
+    """
+
+    environment: EnvironmentRecord | None = None
+    user_score: float | None = None
+    user_notes: list[dict[str, Any]] = field(default_factory=list)
+    tool_rewards: dict[str, float] = field(default_factory=dict)
+    agent_error: str | None = None
+    ignored_requests: list[str] = field(default_factory=list)
+    engine_lost: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -315,7 +321,7 @@ class Trajectory:
     `first_right` (was the answer right before the user's first word) by evaluation; None before.
 
     `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened, then
-    those of the branches. An endpoint that speaks text only leaves it empty.
+    those of the branches; an endpoint that speaks text only leaves it empty. `artifacts` is what loops left, in JSON.
     """
 
     sample: Sample
@@ -337,6 +343,7 @@ class Trajectory:
     branches: list[Branch] = field(default_factory=list)
     reused_from: int | None = None
     """The step that trained on it first, where a later one did again; None for a new episode."""
+    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
 
     @property
     def right(self) -> bool | None:
@@ -351,17 +358,15 @@ class Trajectory:
     @property
     def prompt(self) -> Sequence[Message]:
         """What the model was shown first: the sample's prompt, or one that the agent loop composed."""
-        given, found = self.sample.prompt, _first_prompt(self.messages, self.turns)
+        prompt, shown_first = self.sample.prompt, first_prompt(self.messages, self.turns)
         # Another system's record may have turns and messages that do not add up.
-        as_given = len(found) < len(given) and tuple(self.messages[: len(given)]) == given
-        return given if as_given else found
+        lacks = len(shown_first) < len(prompt) and tuple(self.messages[: len(prompt)]) == prompt
+        return prompt if lacks else shown_first
 
     @property
     def every_turn(self) -> list[Turn]:
         """The turns of the main conversation, then those of the branches: each at the place that is its index."""
-        return (
-            [*self.turns, *(turn for branch in self.branches for turn in branch.turns)] if self.branches else self.turns
-        )
+        return [*self.turns, *(turn for branch in self.branches for turn in branch.turns)]
 
     @property
     def calls(self) -> list[CallRecord]:
@@ -370,12 +375,12 @@ class Trajectory:
 
     @property
     def every_call(self) -> list[CallRecord]:
-        """Those of the branches too."""
+        """All tool calls of the episode, those of its branches too."""
         return [call for turn in self.every_turn for call in turn.calls]
 
 
-def _first_prompt(messages: list[Message], turns: Sequence[Turn]) -> list[Message]:
-    """The messages before those of the turns; replies to the last one may not have been shown."""
+def first_prompt(messages: list[Message], turns: Sequence[Turn]) -> list[Message]:
+    """What a conversation began with: the messages before those of its turns; the last replies may not be shown."""
     after = sum(1 + len(turn.replies) for turn in turns)
     if turns and messages and messages[-1].role is Role.ASSISTANT:
         after -= len(turns[-1].replies)

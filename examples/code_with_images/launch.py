@@ -11,11 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from turnwise.cli import main as turnwise
-from turnwise.compose import Composed, compose, flat
+from turnwise.commands.cli import main as turnwise
 from turnwise.config import Config
+from turnwise.config.compose import Composed, flat
+from turnwise.data.compose import compose
 from turnwise.errors import TurnwiseError
-from turnwise.preflight import Outcome, preflight
+from turnwise.reports.preflight import Outcome, preflight
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "codev_7b.yaml"

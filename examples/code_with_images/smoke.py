@@ -22,16 +22,17 @@ import rich
 import tiny
 
 import turnwise as tw
-from turnwise.cli import main as turnwise
+from turnwise.commands.cli import main as turnwise
+from turnwise.config.environment import JUDGE
 from turnwise.engines.samplers.scripted import Script, ScriptRequest
-from turnwise.environment import JUDGE
-from turnwise.scoring.rule_judge import make_app
-from turnwise.serving import serving_beside
 from turnwise.storage.trajectories import read_trajectories
+from turnwise.system.plugins import load
+from turnwise.system.serving import serving_beside
 from turnwise.types import Image, Message, Role
 
+rule_judge = load(f"{Path(__file__).parents[1]}/rule_judge/serve.py:make_app", "judge")
 FEW = (
-    "board=false", "tracking.to=[console]", "training.steps=2", "training.eval_every=1", "training.group_size=4",
+    "board.live=false", "tracking.to=[console]", "training.steps=2", "training.eval_every=1", "training.group_size=4",
     "sampling.max_tokens=40", "sampling.temperature=0.6", "rollout.max_assistant_turns=3", "rollout.max_tokens=400",
     "learner.lr=1e-4",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def judge() -> Iterator[str]:
 
     async def serve() -> None:
         try:
-            async with serving_beside(make_app("judge"), "127.0.0.1") as port:
+            async with serving_beside(rule_judge("judge"), "127.0.0.1") as port:
                 address.set_result(f"http://127.0.0.1:{port}/v1")
                 await asyncio.to_thread(end.wait)
         except OSError as error:  # no port can be had

@@ -17,11 +17,11 @@ import matplotlib.pyplot as plt
 import yaml
 from rich.console import Console
 
-from turnwise.compose import flat
 from turnwise.config import Config
-from turnwise.metrics import Share
+from turnwise.config.compose import flat
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.storage.transcript import transcript
+from turnwise.system.metrics import Share
 from turnwise.types import Trajectory
 
 FIRST = Path("eval") / "step_000000.json"

@@ -17,8 +17,8 @@ from pathlib import Path
 import results
 
 import turnwise as tw
+from turnwise.data.task import load_task
 from turnwise.storage.trajectories import read_trajectories
-from turnwise.task import load_task
 from turnwise.types import Trajectory
 
 TASK = Path(__file__).resolve().parent / "task.py"

@@ -16,10 +16,10 @@ from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.data.loader import load_samples
 from turnwise.data.rows import read_rows
+from turnwise.data.tasks import gsm8k
 from turnwise.data.write import write_rows
 from turnwise.engines.samplers.scripted import ScriptedSampler, ScriptRequest
 from turnwise.rollout.tools.calculate import evaluate
-from turnwise.tasks import gsm8k
 
 HERE = Path(__file__).resolve().parent
 SYSTEM = "Solve the problem step by step. End with #### and the number."

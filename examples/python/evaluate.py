@@ -4,7 +4,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import turnwise as tw
 
@@ -28,15 +27,10 @@ async def calculate(expression: str) -> str:
     return str(sum(math.prod(int(factor) for factor in term.split("*")) for term in expression.split("+")))
 
 
-class Customer(tw.BaseInteraction):
+async def customer(turn: tw.UserTurn) -> tw.Reply:
     """Leaves with an answer; asks for one once when there is none."""
-
-    async def generate_response(
-        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
-    ) -> tuple[bool, str, float | None, dict[str, Any]]:
-        served = "####" in messages[-1]["content"]
-        asked = sum(message["role"] == "user" for message in messages) > 1
-        return served or asked, "Please end with #### and the number.", float(served), {}
+    served = "####" in turn.answer
+    return tw.Reply("Please end with #### and the number.", score=float(served), end=served or turn.number > 1)
 
 
 async def reward(trajectory: tw.Trajectory) -> tw.Score:
@@ -63,6 +57,6 @@ def samples(counts: Iterable[int]) -> list[tw.Sample]:
 
 if __name__ == "__main__":
     config = tw.configure("task=null", "sampling.max_tokens=48", *sys.argv[1:])
-    report = tw.evaluate(config, samples=samples([3]), tools=[calculate, per_box], scorer=reward, interaction=Customer)
+    report = tw.evaluate(config, samples=samples([3]), tools=[calculate, per_box], scorer=reward, interaction=customer)
     print(report)
     print("accuracy:", report.sources["boxes"].accuracy, "±", report.sources["boxes"].accuracy_stderr)

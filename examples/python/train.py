@@ -2,7 +2,7 @@
 
 import sys
 
-from evaluate import Customer, calculate, per_box, reward, samples
+from evaluate import calculate, customer, per_box, reward, samples
 
 import turnwise as tw
 
@@ -17,6 +17,6 @@ if __name__ == "__main__":
         eval_samples=samples([3]),
         tools=[calculate, per_box],
         scorer=reward,
-        interaction=Customer,
+        interaction=customer,
     )
     print(report)

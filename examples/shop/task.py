@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from turnwise import BaseInteraction, Reduction, Task, ToolError, Trajectory, tool
+from turnwise import Reduction, Reply, Task, ToolError, Trajectory, UserTurn, tool
 
 PRICES = {"pen": 3, "hat": 12, "map": 7, "cup": 5}
 
@@ -22,14 +22,9 @@ async def total(amount: int, count: int) -> str:
     return str(amount * count)
 
 
-class Customer(BaseInteraction):
+async def customer(turn: UserTurn) -> Reply | str:
     """The simulated user: asks once whether the price was looked up, then thanks."""
-
-    async def generate_response(
-        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
-    ) -> tuple[bool, str, float | None, dict[str, Any]]:
-        asked = sum(message["role"] == "user" for message in messages) > 1
-        return asked, "Thank you." if asked else "Did you look the price up? Please check.", None, {}
+    return "Did you look the price up? Please check." if turn.number == 1 else Reply("Thank you.", end=True)
 
 
 def rows(split: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -57,7 +52,7 @@ TASK = Task(
     name="shop",
     rows=rows,
     tools=[price, total],
-    interaction=Customer,
+    interaction=customer,
     scorer=correct,
     metrics=metrics,
     reductions={"looked_up": Reduction.MEAN},

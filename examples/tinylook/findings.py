@@ -19,12 +19,12 @@ import matplotlib.pyplot as plt
 import yaml
 from PIL import Image as Pictures
 
-from turnwise.compose import flat
 from turnwise.config import Config
-from turnwise.image_sources import read_image
+from turnwise.config.compose import flat
+from turnwise.ext.tinylook import measures
+from turnwise.ext.tinylook.language import Puzzle
 from turnwise.storage.trajectories import read_trajectories
-from turnwise.tasks.tinylook.language import Puzzle
-from turnwise.tasks.tinylook.measures import measures
+from turnwise.system.image_sources import read_image
 from turnwise.types import CallStatus, Image, Role, Trajectory
 
 TITLES = {"accuracy": "right answers alone", "tapo": "TAPO"}

@@ -18,9 +18,9 @@ from pathlib import Path
 import findings
 
 import turnwise as tw
-from turnwise.probing import probe_model
+from turnwise.data.task import load_task
+from turnwise.reports.probe import probe_model
 from turnwise.rollout.probes import Probe
-from turnwise.task import load_task
 
 PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast,search,count,compute"
 REWARDS = {"tapo": 0.5, "accuracy": 0.0}

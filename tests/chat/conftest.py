@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by pat
 from chat_families import FAMILIES, Talk
 
 from turnwise.chat.formats import hermes
-from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.config.choices import HistoryPolicy
 from turnwise.types import Message, Role
 
 OpenTalk = Callable[..., Talk]
@@ -37,7 +38,7 @@ def renderer(folder: Callable[[str], Path]) -> Callable[..., Renderer]:
     tokenizers: dict[str, Tokenizer] = {}
     made: dict[tuple[Any, ...], Renderer] = {}
 
-    def build(name: str, history: History = History.REFUSE, **kwargs: Any) -> Renderer:
+    def build(name: str, history: HistoryPolicy = HistoryPolicy.refuse, **kwargs: Any) -> Renderer:
         key = (name, history, *sorted(kwargs.items()))
         if name not in tokenizers:
             tokenizers[name] = Tokenizer(folder(name))
@@ -52,7 +53,9 @@ def renderer(folder: Callable[[str], Path]) -> Callable[..., Renderer]:
 def talk(renderer: Callable[..., Renderer]) -> OpenTalk:
     """A conversation that begins with a system prompt, where the family has one, and a question."""
 
-    def build(name: str, history: History = History.REFUSE, question: str = "What is it?", **kwargs: Any) -> Talk:
+    def build(
+        name: str, history: HistoryPolicy = HistoryPolicy.refuse, question: str = "What is it?", **kwargs: Any
+    ) -> Talk:
         system = [Message(Role.SYSTEM, "Be brief.")] if FAMILIES[name].system else []
         return Talk(renderer(name, history, **kwargs), [*system, Message(Role.USER, question)])
 

@@ -27,13 +27,13 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.assemble import prepare
 from turnwise.chat import trials
-from turnwise.chat.history import History
 from turnwise.chat.trials import Exchange
-from turnwise.compose import compose
+from turnwise.config.choices import HistoryPolicy
+from turnwise.data.compose import compose
 from turnwise.errors import TurnwiseError
-from turnwise.preflight import Report, preflight
+from turnwise.reports.preflight import Report, preflight
+from turnwise.rollout.prepare import prepare
 from turnwise.types import Message, Role, ToolCall
 
 MODES = ("default", "refuse", "segment", "verbatim")
@@ -162,7 +162,7 @@ def prices(folder: Path) -> Iterator[tuple[int, float]]:
             talk = [*[asking] * CALLS, answer] * ROUNDS
             split, whole = (
                 trials.play(renderer.with_history(mode), prepared.samples[0].prompt, schemas, talk, {})
-                for mode in (History.AUTO, History.VERBATIM)
+                for mode in (HistoryPolicy.auto, HistoryPolicy.verbatim)
             )
         yield len(split), sum(map(len, split)) / sum(map(len, whole))
 

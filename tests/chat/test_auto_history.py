@@ -7,14 +7,14 @@ import pytest
 from chat_families import SCHEMA, TEMPLATES, Talk
 from public_templates import save_tokenizer
 
-from turnwise.chat.forecast import Forecast, forecast
+from turnwise.chat.forecast import TemplateForecast, forecast
 from turnwise.chat.format_trial import find_format
 from turnwise.chat.forms import CallForm
-from turnwise.chat.history import History
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.chat.trials import Course
+from turnwise.config.choices import HistoryPolicy
 from turnwise.types import Message, Origin, Role, ToolCall
 
 PROMPT = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is it?")]
@@ -24,7 +24,7 @@ PROMPT = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is it?")]
 def public(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made: dict[str, Tokenizer] = {}
 
-    def build(name: str, history: History = History.AUTO, **kwargs: Any) -> Renderer:
+    def build(name: str, history: HistoryPolicy = HistoryPolicy.auto, **kwargs: Any) -> Renderer:
         if name not in made:
             made[name] = Tokenizer(save_tokenizer(name, tmp_path_factory.mktemp(name)))
         call_format = load_format(find_format(None, made[name], kwargs).name)
@@ -33,11 +33,11 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return build
 
 
-def foreseen(renderer: Renderer, *, user: bool) -> Forecast:
+def foreseen(renderer: Renderer, *, user: bool) -> TemplateForecast:
     return forecast(renderer, PROMPT, (SCHEMA,), tools=True, user=user, media={})
 
 
-def courses(found: Forecast) -> dict[str, Course]:
+def courses(found: TemplateForecast) -> dict[str, Course]:
     return {one.name: one.course for one in found.tried}
 
 
@@ -94,7 +94,7 @@ def test_other_differences_are_not_excused_with_empty_thoughts(public):
 
 
 def test_thoughts_that_every_tool_result_makes_vanish_are_a_warning_with_the_growth(renderer):
-    found = foreseen(renderer("deepseek_r1", History.AUTO), user=False)
+    found = foreseen(renderer("deepseek_r1", HistoryPolicy.auto), user=False)
     assert found.reopens(Role.TOOL) and found.warns
     count, times = found.growth
     assert count == 5 and times > 1.5
@@ -106,13 +106,13 @@ def test_a_thought_before_a_call_ends_no_run(public):
     found = foreseen(public("qwen3_5_nothink"), user=True)
     assert found.refused is None
     assert courses(found)["a thought and a tool call, then the tool"] is not Course.APPENDS
-    strict = foreseen(public("qwen3_5_nothink", History.REFUSE), user=False)
+    strict = foreseen(public("qwen3_5_nothink", HistoryPolicy.refuse), user=False)
     assert "a thought and a tool call" in strict.refused and "rewrites history" in strict.refused
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v5"])
 def test_a_call_of_gemma_4_ends_with_its_own_token(public, name):
-    tested = public(name, History.REFUSE)
+    tested = public(name, HistoryPolicy.refuse)
     assert tested.tokenizer.decode([tested.call_end_id]) == "<|tool_response>"
     assert tested.tokenizer.decode([tested.end_id]) == "<turn|>"
     assert foreseen(tested, user=False).only_appends
@@ -135,12 +135,12 @@ def test_the_call_form_is_one_in_which_a_second_call_can_be_made(folder, tmp_pat
     )
     path.write_text(counts + (TEMPLATES / "mistral.jinja").read_text().removesuffix("\n"))
     tokenizer = Tokenizer(folder("mistral"), str(path))
-    tested = Renderer(tokenizer, load_format("hermes"), history=History.AUTO)
+    tested = Renderer(tokenizer, load_format("hermes"), history=HistoryPolicy.auto)
     assert tested.call_form is CallForm.STRUCTURED
     assert foreseen(tested, user=True).refused is None
 
 
-@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT])
+@pytest.mark.parametrize("history", [HistoryPolicy.auto, HistoryPolicy.segment])
 def test_a_rewritten_history_without_the_answers_is_refused_by_every_mode(folder, tmp_path: Path, history):
     path = tmp_path / "forgetful.jinja"
     path.write_text(
@@ -179,7 +179,7 @@ def test_words_before_a_call_that_a_template_moves_are_followed(public, name):
     assert talk.renderer.check(talk.ledger, talk.messages, talk.tools).problem is None
 
 
-@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT])
+@pytest.mark.parametrize("history", [HistoryPolicy.auto, HistoryPolicy.segment])
 def test_a_thought_that_the_policy_opens_again_and_the_template_shows_once_is_followed(public, history):
     """The header wrote <think>, the policy too: a server shows one of them, and what is trained next begins so."""
     talk = Talk(public("qwen3_5_think", history), PROMPT)
@@ -194,7 +194,7 @@ def test_a_thought_that_the_policy_opens_again_and_the_template_shows_once_is_fo
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6"])
-@pytest.mark.parametrize("history", [History.AUTO, History.SEGMENT, History.VERBATIM])
+@pytest.mark.parametrize("history", [HistoryPolicy.auto, HistoryPolicy.segment, HistoryPolicy.verbatim])
 def test_a_tool_response_that_a_user_writes_is_no_new_question(public, name, history):
     """These templates keep thoughts then, which they drop when the user says anything else in its place."""
     talk = Talk(public(name, history), PROMPT)

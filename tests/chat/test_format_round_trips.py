@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from turnwise.chat.argument_types import typed
 from turnwise.chat.tool_format import ToolFormat, load_format
 from turnwise.errors import TemplateError
-from turnwise.plugins import names_in
+from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall
 
 SPECIAL = ("code", "calculator")

@@ -11,11 +11,11 @@ from model_table import build, trl_templates
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.assemble import prepare
 from turnwise.chat.format_trial import find_format
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.compose import compose
+from turnwise.data.compose import compose
 from turnwise.errors import TemplateError
+from turnwise.rollout.prepare import prepare
 
 CALLS = (
     "{%- for c in m.tool_calls -%}{%- set name = c.function.name -%}{%- set given = c.function.arguments -%}"

@@ -8,8 +8,9 @@ import pytest
 from chat_families import APPENDING, FAMILIES, SCHEMA, Talk, call_text
 
 from turnwise.chat.kinds import Kinds
-from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.template_words import clock_formats, compared_words
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Message, Role
 
@@ -69,10 +70,10 @@ def play(talk: Talk, turns: list[tuple[str, Any, bool]]) -> list[Any]:
     return [stopped, len(talk.messages), *ledgers]
 
 
-@pytest.mark.parametrize("history", list(History))
+@pytest.mark.parametrize("history", list(HistoryPolicy))
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "dated"])
 def test_frames_give_the_same_ledgers_as_rendering(
-    renderer: Callable[..., Renderer], name: str, history: History
+    renderer: Callable[..., Renderer], name: str, history: HistoryPolicy
 ) -> None:
     framed = renderer(name, history)
     assert framed.frames is not None
@@ -89,7 +90,7 @@ def test_frames_give_the_same_ledgers_as_rendering(
         assert found == wanted
     if name in APPENDING and name != "rounds":  # which counts: its turns are all rendered
         assert framed.frames.filled > filled
-    if name == "qwen25" and history is History.REFUSE:
+    if name == "qwen25" and history is HistoryPolicy.refuse:
         assert framed.frames.repeated, "what was replied before is not encoded again"
 
 

@@ -5,9 +5,10 @@ from chat_families import SCHEMA, Family, Talk, call_text
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.history import WordsRefused
-from turnwise.chat.renderer import CallForm, History, Renderer
+from turnwise.chat.renderer import CallForm, Renderer
 from turnwise.chat.selfcheck import render_problem
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import Message, Origin, RenderCheck, Role, Sample, StopReason, Trajectory
 
@@ -105,7 +106,7 @@ def make(tmp_path_factory):
     """A renderer for a template's text."""
     folder = Family("qwen25", CONTROL, "<eos>", "<bos>").build(tmp_path_factory.mktemp("calls"))
 
-    def build(text: str, history: History = History.REFUSE) -> Renderer:
+    def build(text: str, history: HistoryPolicy = HistoryPolicy.refuse) -> Renderer:
         path = tmp_path_factory.mktemp("template") / "calls.jinja"
         path.write_text(text)
         return Renderer(Tokenizer(folder, str(path)), hermes, history=history)
@@ -182,13 +183,13 @@ def test_an_end_that_the_template_would_not_keep_is_refused_or_declared(make, sh
     text = SHAPES[shape][0]
     with pytest.raises(TemplateError, match="rewrites history"):
         ask(Talk(make(text), [Message(Role.USER, "What is it?")]), 1, end)
-    talk = Talk(make(text, History.VERBATIM), [Message(Role.USER, "What is it?")])
+    talk = Talk(make(text, HistoryPolicy.verbatim), [Message(Role.USER, "What is it?")])
     ask(talk, 1, end)
     ask(talk, 1, end)
     written = talk.renderer.tokenizer.decode(talk.ledger.token_ids)
     assert written.count("result 0 0") == written.count("result 1 0") == 1
     assert written.count('"arguments"') == 2 and "call:probe" not in written and "to=probe" not in written
-    following = Talk(make(text, History.SEGMENT), [Message(Role.USER, "What is it?")])
+    following = Talk(make(text, HistoryPolicy.segment), [Message(Role.USER, "What is it?")])
     ask(following, 1, end)
     assert len(following.segments) == 2
     following.say("Done", following.end_before(None))

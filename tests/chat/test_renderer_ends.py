@@ -119,9 +119,9 @@ def test_reasoning_that_the_header_opened_is_read_as_reasoning(talk):
 
 
 def test_after_a_tool_some_templates_open_no_reasoning(talk):
-    from turnwise.chat.renderer import History
+    from turnwise.config.choices import HistoryPolicy
 
-    conversation = talk("deepseek_r1", History.VERBATIM)
+    conversation = talk("deepseek_r1", HistoryPolicy.verbatim)
     conversation.call_and_hear_tools("hm</think>", ["42"])
     message = conversation.say("It is 42.", conversation.end_before(Role.USER))
     assert (message.reasoning, message.answer) == (None, "It is 42.")

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from turnwise import configure, evaluate
 from turnwise.chat.selfcheck import Walk
-from turnwise.checks.rollouts import ANSWER
 from turnwise.errors import TurnwiseError
+from turnwise.reports.checks.rollouts import ANSWER
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.train import train
 
@@ -50,9 +50,7 @@ def test_evaluation_warns_once_with_a_count_and_the_first_place(rewriting: tuple
     assert len(warnings) == 1 and "3 of 3 checked episodes hold other tokens than one full render" in warnings[0]
     assert "at token 0 (turn 0)" in warnings[0] and "(old)" in warnings[0] and "chatml_hermes" in warnings[0]
     assert "3 of 3 checked episodes" in console.export_text()
-    problems = [
-        one.artifacts["render_problem"] for one in read_trajectories(report.run / "eval" / "step_000000.parquet")
-    ]
+    problems = [one.render_check.problem for one in read_trajectories(report.run / "eval" / "step_000000.parquet")]
     assert ["(old)" in problem for problem in problems] == [True] * 3
 
 

@@ -121,7 +121,7 @@ def test_the_class_is_the_one_that_the_library_takes(tmp_path, kind, named):
     from transformers import AutoTokenizer
 
     folder = tmp_path / "model"
-    shutil.copytree(Path(next(iter(turnwise.__path__))) / "models" / "tiny", folder)
+    shutil.copytree(Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny", folder)
     for name, change in (("config", {"model_type": kind}), ("tokenizer_config", {"tokenizer_class": named})):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from turnwise.chat.tool_format import ToolFormat, load_format
-from turnwise.plugins import names_in
+from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall
 
 PYTHON = ToolCall("t003c0000", "python", {"code": "print(f(g({})))"})

@@ -16,11 +16,11 @@ import vision_processors as made
 from PIL import Image
 
 from turnwise.chat import vision
-from turnwise.chat.pictures import shown_size, unpack
+from turnwise.chat.image_files import shown_size, unpack
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.errors import DataError, TemplateError
-from turnwise.media import digest_of
+from turnwise.system.image_bytes import digest_of
 
 Find = Callable[..., ImageProcessor]
 

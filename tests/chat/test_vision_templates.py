@@ -10,14 +10,14 @@ import vision_processors as made
 from vision_families import FIRST, QWEN_SHOWN, SEEING, UNFIT, write
 
 from turnwise.chat.formats import hermes
-from turnwise.chat.image_blocks import images_in
-from turnwise.chat.pictures import unpack
+from turnwise.chat.image_blocks import images_in, place_images
+from turnwise.chat.image_files import unpack
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer, load_template
 from turnwise.chat.vision import NotShown, find_image_processor
 from turnwise.errors import TemplateError
-from turnwise.image_bytes import data_url
-from turnwise.media import check_places
+from turnwise.ledger import check_places
+from turnwise.system.image_bytes import data_url
 from turnwise.types import Completion, FinishReason, Image, Ledger, Message, Origin, Role, Text, ToolCall
 
 COUNTED = """\
@@ -130,7 +130,7 @@ def test_turns_with_images_are_what_the_processor_makes_of_the_whole_text(open_c
         assistant = renderer.read(completion, turn, ledger.token_ids)
         ledger.append(tuple(ids), Origin.POLICY, turn, completion.logprobs, completion.versions)
         ledger.append_given(renderer.extend(messages, assistant, completion, [reply], (), media), turn)
-        ledger.place([media[one] for one in reply.images])
+        place_images(ledger, [media[one] for one in reply.images])
         messages += [assistant, reply]
     check = renderer.check(ledger, messages, (), media)
     assert check.problem is None, check

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import VERBS, make_parser
-from turnwise.commands.completion import SCRIPTS
-from turnwise.completion import candidates
+from turnwise.commands.cli import VERBS, make_parser
+from turnwise.commands.completion import SCRIPTS, candidates
+from turnwise.extensions import named
 
 COMMANDS = make_parser()[1]
 
@@ -21,8 +21,17 @@ def offered(*words: str) -> list[str]:
 
 def test_every_file_of_the_folder_is_a_verb_with_a_place() -> None:
     folder = Path(sys.modules["turnwise.commands"].__file__ or "").parent
-    files = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
-    assert files == {name for names in VERBS.values() for name in names} == set(COMMANDS)
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "cli"}
+    assert files == {name for names in VERBS.values() for name in names}
+    assert set(COMMANDS) == files | set(named("verbs"))
+
+
+def test_verbs_of_extensions_stand_beside_ours_in_the_help() -> None:
+    text = make_parser()[0].format_help()
+    after = text[text.index("after a run:") : text.index("services:")]
+    assert [line.split()[0] for line in after.splitlines()[1:] if line.strip()] == [
+        "show", "replay", "rescore", "filter", "board", "report", "import-jsonl", "weights",
+    ]  # fmt: skip
 
 
 def test_verbs_options_keys_and_values() -> None:
@@ -34,13 +43,15 @@ def test_verbs_options_keys_and_values() -> None:
     assert offered("train", "--json", "algorithm.loss=c") == ["algorithm.loss=cispo"]
     engines = ("auto", "cuda", "openai", "scripted", "sglang_server", "torch", "vllm", "vllm_server")
     assert offered("eval", "engine=") == [f"engine={name}" for name in engines]
-    assert offered("train", "board=") == ["board=false", "board=true"]
+    assert offered("train", "board.live=") == ["board.live=false", "board.live=true"]
     assert offered("eval", "rollout.interaction=c") == ["rollout.interaction=code_verify"]
     assert "task=gsm8k" in offered("eval", "task=") and "task=null" in offered("eval", "task=")
     assert offered("config", "training.max_l") == ["training.max_lag", "training.max_logprob_gap"]
     assert offered("completion", "") == ["bash", "fish", "zsh"] and offered("completion", "bash", "") == []
     assert {"chat_env", "gsm8k", "swe"} <= set(offered("prepare", ""))
-    assert offered("check", "san") == ["sandbox", "sandbox."]
+    assert offered("check", "san") == ["sandbox", "sandbox."] and "swe" in offered("check", "s")
+    assert {"calculate", "bash", "look"} <= {word.partition("=")[2] for word in offered("eval", "rollout.tools=")}
+    assert {"tool_calling", "gym_env"} <= {word.partition("=")[2] for word in offered("eval", "rollout.agent=")}
     assert offered("weights", "") == ["from-mcore", "merge", "to-mcore"]
     assert offered("weights", "merge", "a", "b", "--dtype", "") == ["bfloat16", "float16", "float32"]
     assert offered("eval", "--config", "") == [], "the shell's own files"
@@ -64,7 +75,7 @@ def test_runs_are_offered_where_a_run_is_asked_for(tmp_path: Path, monkeypatch: 
 def environment(tmp_path: Path) -> dict[str, str]:
     """A shell's, in which `turnwise` is this package's."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "turnwise").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m turnwise.cli "$@"\n')
+    (tmp_path / "bin" / "turnwise").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m turnwise.commands.cli "$@"\n')
     (tmp_path / "bin" / "turnwise").chmod(0o755)
     root = Path(__file__).parent.parent.parent
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from turnwise.cli import main
-from turnwise.compose import flat
+from turnwise.commands.cli import main
 from turnwise.config import Config
+from turnwise.config.compose import flat
 
 
 def test_one_key_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,7 +16,7 @@ def test_one_key_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     said = " ".join(capsys.readouterr().out.split())
     for part in (
         "training.max_lag=0", "Raise it to 1 when training waits for slow tools", "default 0; 1 with task=arithmetic",
-        "takes a whole number, at least 0", "read always", "read by", "trainer/collecting.py: What a training step",
+        "takes a whole number, at least 0", "read always", "read by", "rollout/collector.py: Many groups at once",
     ):  # fmt: skip
         assert part in said
     assert main(["config", "engine.base_url=x"]) == 0, "as it was typed for another command"
@@ -30,7 +30,7 @@ def test_lists_have_one_line_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert named == list(flat(Config()))
     assert main(["config", "learner"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "learner: How weights change."
+    assert lines[0] == "learner: How the learner changes the weights: learning rates, schedule and optimizer."
     assert [line.split()[0] for line in lines if line.startswith("  ")] == [
         k for k in named if k.startswith("learner.")
     ]
@@ -58,7 +58,7 @@ def test_a_key_of_verls_is_answered_with_ours(capsys: pytest.CaptureFixture[str]
 
 def test_it_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from turnwise.cli import main; main(['config', 'training.max_lag'])\n"
+        "import sys; from turnwise.commands.cli import main; main(['config', 'training.max_lag'])\n"
         "heavy = {'torch', 'transformers', 'hydra', 'rich', 'pyarrow', 'pandas'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pillow
 
-from turnwise.chat.pictures import unpack
-from turnwise.cli import main
+from turnwise.chat.image_files import unpack
+from turnwise.commands.cli import main
 from turnwise.data.loader import load_samples
-from turnwise.image_bytes import data_url
-from turnwise.image_sources import read_image
+from turnwise.system.image_bytes import data_url
+from turnwise.system.image_sources import read_image
 from turnwise.types import Image
 
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from turnwise import configure
-from turnwise.data.data_files import Split, data_files, is_on_the_hub
+from turnwise.data.files import Split, data_files, is_on_the_hub
 from turnwise.data.loader import load_samples
 from turnwise.data.rows import read_rows
 from turnwise.data.write import write_rows
 from turnwise.errors import DataError
-from turnwise.trust import reaches
+from turnwise.training.sent_runs import reaches
 
 ROWS = [
     {"data_source": "s", "prompt": f"{n}+1?", "reward_model": {"ground_truth": str(n + 1)}, "extra_info": {"index": n}}
@@ -192,7 +192,7 @@ class Hub(BaseHTTPRequestHandler):
 
 ASK = """
 import sys
-from turnwise.data.data_files import Split
+from turnwise.data.files import Split
 from turnwise.data.loader import load_samples
 from turnwise.errors import TurnwiseError
 for name in sys.argv[1:]:

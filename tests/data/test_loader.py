@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.choices import Overlong
+from turnwise.config.choices import Overlong
 from turnwise.data.loader import Loader, LoaderState, drop_overlong, load_samples
 from turnwise.errors import DataError
 from turnwise.types import Message, Role, Sample

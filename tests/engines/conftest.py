@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from turnwise import time_budget
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.exactness import find_regime
+from turnwise.engines.samplers.cpu.exactness import find_regime
+from turnwise.system import time_budget
 
 sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by path; what they share is found by name
 

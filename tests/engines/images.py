@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from turnwise.media import Media, digest_of
+from turnwise.ledger import Media
+from turnwise.system.image_bytes import digest_of
 
 CONTENT = b"\x89PNG\r\n\x1a\n"
 AN_IMAGE = Media(digest_of(CONTENT), CONTENT, np.array([1]), np.array([True]), {})

@@ -18,7 +18,7 @@ from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.engines.samplers.cpu.exactness import REGIMES
 from turnwise.engines.updates import FullWeights
 
 

@@ -23,9 +23,10 @@ from transformers import (
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from turnwise.engines.model.attention import packed
+from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
-from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
-from turnwise.media import Media, MediaSpan, digest_of
+from turnwise.ledger import Media, MediaSpan
+from turnwise.system.image_bytes import digest_of
 
 IMAGE, FAKE, GLOBAL, NEWLINE, ROWS = 90, 91, 92, 93, 40
 """Token ids: of an image, and of the marks that SmolVLM puts around parts of one."""
@@ -200,7 +201,7 @@ def logits(model: PolicyModel, *sequences: Shown) -> torch.Tensor:
     inputs = ModelInputs(
         torch.from_numpy(np.concatenate([one.ids for one in sequences])),
         torch.from_numpy(joined_positions([model.positions(one.ids, one.media) for one in sequences])),
-        seen_in(stretches, torch.device("cpu")),
+        joined_features(stretches, torch.device("cpu")),
     )
     with torch.no_grad():
         return model.logits(model(inputs, packed([len(one.ids) for one in sequences])))

@@ -9,9 +9,9 @@ from turnwise.engines.model.attention import Chunk, Regime, pad_rows
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, Decoder
 from turnwise.engines.model.policy_model import LayerCache, Mixing, ModelInputs
-from turnwise.engines.samplers.exactness import find_regime
+from turnwise.engines.samplers.cpu.exactness import find_regime
+from turnwise.engines.samplers.cpu.steps import decode, prefill
 from turnwise.engines.samplers.kv_cache import ActiveRows
-from turnwise.engines.samplers.steps import decode, prefill
 
 
 @pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (4, 1)])

@@ -9,8 +9,8 @@ from waits import assert_the_second_waits_for_the_first
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
-from turnwise.engines.samplers.device_batching import DeviceBatcher
-from turnwise.engines.samplers.device_steps import DeviceSteps, Launched
+from turnwise.engines.samplers.gpu.batching import DeviceBatcher
+from turnwise.engines.samplers.gpu.steps import DeviceSteps, Launched
 from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.updates import FullWeights

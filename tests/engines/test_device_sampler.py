@@ -18,15 +18,15 @@ from written import Written, key, letters, prompt, write
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.transformers_model import TransformersModel
-from turnwise.engines.samplers.cuda import CudaSampler
-from turnwise.engines.samplers.device_steps import page_bytes
-from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
+from turnwise.engines.samplers.gpu.cuda import CudaSampler
+from turnwise.engines.samplers.gpu.steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -118,7 +118,7 @@ def test_too_few_pages_cost_time_and_no_token(decoder: Decoder, device: str) -> 
 
     async def body(sampler: CudaSampler) -> Any:
         done = await crowd(sampler)
-        assert sampler.stats.evicted > 0 and sampler.stats.preempted > 0
+        assert sampler._batcher._cache.evicted > 0 and sampler.stats.preempted > 0
         return done
 
     assert close_to(with_sampler(decoder, body, device, pages=9), expected)
@@ -160,7 +160,7 @@ def test_a_kept_conversation_feeds_only_what_is_new(decoder: Decoder) -> None:
     async def body(sampler: CudaSampler) -> None:
         await turns(sampler, "c", key(), prompt(50), count=3)
         assert sampler.stats.prefilled_tokens == 50 + 2 * 4, "the last token of a turn and the reply"
-        assert sampler.cached_bytes == sampler.held_bytes // 400 * -(-(50 + 2 * 27 + 23) // 32)
+        assert sampler.cached_bytes == sampler._batcher.bytes // 400 * -(-(50 + 2 * 27 + 23) // 32)
         await sampler.release("c")
         await write(sampler, "d", prompt(3), SamplingParams(0), key())  # orders are obeyed in turn
         assert sampler.cached_bytes == 0
@@ -330,13 +330,13 @@ def test_turns_go_on_as_if_nobody_had_slept(decoder: Decoder, device: str) -> No
             await until(sampler, 40 * (nap + 1), *tasks)
             await sampler.sleep()
             await sampler.sleep()
-            assert sampler.held_bytes == 0 and sampler.cached_bytes == 0
+            assert sampler._batcher.bytes == 0 and sampler.cached_bytes == 0
             before = sampler.stats.decoded_tokens
             await asyncio.sleep(0.01)
             assert sampler.stats.decoded_tokens == before
             await sampler.wake()
             await sampler.wake()
-            assert sampler.held_bytes > 0
+            assert sampler._batcher.bytes > 0
         return [plain(done) for done in await asyncio.gather(*tasks)]
 
     awake, slept = (with_sampler(decoder, lambda s, n=naps: write_all(s, n), device, max_batch=3) for naps in (0, 3))
@@ -463,7 +463,7 @@ def test_bfloat16_on_a_gpu_does_not_depend_on_company_when_invariant(decoder: De
 def test_a_gpu_gets_its_memory_back_in_sleep_and_at_the_end(decoder: Decoder) -> None:
     async def body(sampler: CudaSampler) -> int:
         await crowd(sampler)
-        held, before = sampler.held_bytes, torch.cuda.memory_allocated()
+        held, before = sampler._batcher.bytes, torch.cuda.memory_allocated()
         await sampler.sleep()
         assert before - torch.cuda.memory_allocated() >= held
         await sampler.wake()

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from turnwise import Config, configure
-from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here, rank_devices, seen_by_learner
+from turnwise.config.choices import Precision
+from turnwise.engines.devices import Gpu, VisibleGpus, choose, device_of, gpus_for_learner, learner_here, rank_devices
 from turnwise.errors import ConfigError
 
-NONE, ONE = Seen(), Seen((Gpu("NVIDIA H200", 150 * 10**9),))
-TWO = Seen((*ONE.gpus, Gpu("NVIDIA H200", 150 * 10**9)))
+NONE, ONE = VisibleGpus(), VisibleGpus((Gpu("NVIDIA H200", 150 * 10**9),))
+TWO = VisibleGpus((*ONE.gpus, Gpu("NVIDIA H200", 150 * 10**9)))
 
 
 def test_without_a_gpu_everything_is_as_on_any_cpu():
@@ -51,7 +51,7 @@ def test_what_is_said_is_done():
     assert choose(configure("engine=scripted", "engine.script=[x]")).engine == "scripted"
 
 
-SMALL = Seen((Gpu("NVIDIA L4", 24 * 10**9),))
+SMALL = VisibleGpus((Gpu("NVIDIA L4", 24 * 10**9),))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ SMALL = Seen((Gpu("NVIDIA L4", 24 * 10**9),))
         ([], NONE, 128),  # on a CPU
         ([], SMALL, 256),
         ([], ONE, 1024),
-        (["engine.replicas=2"], TWO, 2048),
+        (["servers.replicas=2"], TWO, 2048),
         (["engine.max_batch=100"], ONE, 100),
-        (["engine.server_options=[--max-num-seqs, '512']"], ONE, 512),
-        (["engine.server_options=['--max_num_seqs=32']", "engine.max_batch=100"], ONE, 32),  # what is said last holds
-        (["engine.servers=[http://a:1, http://b:1, http://c:1]"], NONE, 768),
+        (["servers.options=[--max-num-seqs, '512']"], ONE, 512),
+        (["servers.options=['--max_num_seqs=32']", "engine.max_batch=100"], ONE, 32),  # what is said last holds
+        (["servers.addresses=[http://a:1, http://b:1, http://c:1]"], NONE, 768),
     ],
 )
 def test_servers_get_twice_as_many_episodes_as_they_decode_together(said, seen, together):
@@ -92,7 +92,7 @@ def test_the_sampler_is_beside_the_learner():
         ("gpu", ONE, "learner.device=gpu: auto, cpu or cuda"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_by_name(device: str, seen: Seen, expected: str):
+def test_a_device_that_is_not_there_is_refused_by_name(device: str, seen: VisibleGpus, expected: str):
     with pytest.raises(ConfigError, match=expected):
         device_of(device, seen)
 
@@ -116,8 +116,8 @@ def test_a_gpu_that_cannot_be_used_is_left_alone_and_the_reason_is_said():
 
 
 def test_processes_of_a_learner_have_a_gpu_each_behind_the_samplers():
-    eight = Seen(ONE.gpus * 8)
-    assert rank_devices(configure("learner.processes=3"), Seen()) == ("cpu",) * 3
+    eight = VisibleGpus(ONE.gpus * 8)
+    assert rank_devices(configure("learner.processes=3"), VisibleGpus()) == ("cpu",) * 3
     assert rank_devices(configure("learner.processes=7"), eight) == tuple(f"cuda:{n}" for n in range(1, 8))
     assert rank_devices(configure("learner.processes=8"), eight, samples=False)[0] == "cuda:0"
     assert rank_devices(configure("learner.processes=8", "engine=torch"), eight)[-1] == "cuda:7"
@@ -129,10 +129,10 @@ def test_processes_of_a_learner_have_a_gpu_each_behind_the_samplers():
 
 def test_number_formats_are_those_of_where_it_computes():
     nodes = configure("profile=several_nodes")  # this machine need have no GPU
-    assert learner_here(nodes.learner, seen_by_learner(nodes)).precision is Precision.bfloat16
+    assert learner_here(nodes.learner, gpus_for_learner(nodes)).precision is Precision.bfloat16
     assert choose(nodes).precision is Precision.bfloat16
     none = configure("cluster=ray")
-    assert learner_here(none.learner, seen_by_learner(none)).device == "cpu"
+    assert learner_here(none.learner, gpus_for_learner(none)).device == "cpu"
     assert choose(configure("engine=vllm_server"), ONE).precision is Precision.bfloat16
-    assert choose(configure("engine=vllm_server"), Seen()).precision is Precision.float32
+    assert choose(configure("engine=vllm_server"), VisibleGpus()).precision is Precision.float32
     assert not choose(configure("engine=vllm_server"), ONE).on_gpu

@@ -10,8 +10,8 @@ from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import Attend, ModelInputs
-from turnwise.engines.samplers import exactness
-from turnwise.engines.samplers.exactness import REGIMES, find_regime, holds
+from turnwise.engines.samplers.cpu import exactness
+from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime, holds
 
 SHAPES = {
     "grouped": DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512),

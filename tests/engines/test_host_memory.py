@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.compose import compose
 from turnwise.config import Config
+from turnwise.data.compose import compose
 from turnwise.engines import devices
 from turnwise.engines import host_memory as module
-from turnwise.engines.devices import Gpu, Seen
+from turnwise.engines.devices import Gpu, VisibleGpus
 from turnwise.engines.host_memory import check_disk, check_host_memory, checkpoints, host_memory, page_locked
 from turnwise.engines.memory_plan import Training
 from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
 from turnwise.engines.model.loading import ModelFacts
 from turnwise.errors import ConfigError
-from turnwise.sandbox.resources import free_memory
+from turnwise.system.resources import free_memory
 
 GIB = 2**30
 SEVEN_B = DecoderConfig("qwen2", 152_064, 3584, 18_944, 28, 28, 4, 128, 32_768, qkv_bias=True)
@@ -34,7 +34,7 @@ def with_facts(config: DecoderConfig) -> ModelFacts:
 @pytest.fixture
 def seven(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2.5-7B on a machine with an H200; nothing is read or computed."""
-    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: VisibleGpus((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: with_facts(SEVEN_B))
 
 
@@ -141,7 +141,7 @@ def test_free_memory_is_the_least_that_anybody_allows(files: dict[str, str], fre
 
 def test_facts_of_a_model_whose_tensors_are_not_known_count_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(with_facts(SEVEN_B), tensors=())
-    monkeypatch.setattr(devices, "look", lambda: Seen((Gpu("NVIDIA H200", 150 * 10**9),)))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: VisibleGpus((Gpu("NVIDIA H200", 150 * 10**9),)))
     monkeypatch.setattr(module, "facts_of", lambda config: facts)
     found = host_memory(config_of("learner.offload=optimizer"), Training())
     assert found is not None and found.gradients == 2 * found.masters

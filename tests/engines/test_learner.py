@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from turnwise.choices import Aggregation, Decay, Precision
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Aggregation, Decay, Precision
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import NotFinite, Who
 from turnwise.engines.learners.local import LocalLearner

@@ -6,8 +6,8 @@ from batches import accumulate, score
 from torch import Tensor
 from torch.nn import functional
 
-from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Precision
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner

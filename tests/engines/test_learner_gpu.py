@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from turnwise.choices import Offload, OptimizerName
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Offload, OptimizerName
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from turnwise.assemble import prepare
-from turnwise.choices import Offload, OptimizerName, Precision
-from turnwise.compose import configure
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Offload, OptimizerName, Precision
+from turnwise.data.compose import configure
 from turnwise.engines.devices import learner_here, rank_devices
-from turnwise.engines.learners.adamw8bit import AdamW8bit
+from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.opening import LearnerParts, open_learner
-from turnwise.engines.opening_sharded import make_ranks
+from turnwise.engines.learners.optimizer import AdamW8bit
+from turnwise.engines.opener import LearnerParts
 from turnwise.errors import ConfigError
+from turnwise.ext.fsdp.config import FsdpConfig
+from turnwise.ext.fsdp.opening import local_ranks
+from turnwise.rollout.prepare import prepare
 from turnwise.training.optimise import optimise
 from turnwise.training.sequences import TrainSequence
 
@@ -149,13 +151,8 @@ def check_processes() -> None:
 
 
 def check_hang_seconds() -> None:
-    ranks = make_ranks(configure("learner.processes=2", "learner.device=cpu", "learner.hang_seconds=123"))
-    assert 123 in vars(ranks).values()
-
-
-def check_context_parallel() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.context_parallel=2"):
-        rank_devices(configure("learner.context_parallel=2"))
+    config = configure("learner.processes=2", "learner.device=cpu", "fsdp.hang_seconds=123")
+    assert 123 in vars(local_ranks(config, samples=True)).values()
 
 
 def check_lora_rank() -> None:
@@ -182,7 +179,7 @@ ARRIVALS: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("knob", [field.name for field in fields(LearnerConfig)])
+@pytest.mark.parametrize("knob", [field.name for field in (*fields(LearnerConfig), *fields(FsdpConfig))])
 def test_a_knob_of_the_learner_arrives(knob: str) -> None:
     assert knob in ARRIVALS, f"learner.{knob} needs a check that its value arrives where it is used"
     ARRIVALS[knob]()

@@ -9,8 +9,8 @@ import torch
 from batches import batch_of
 from test_working_weights import LENGTHS, PPO, batch, learner_of
 
-from turnwise.choices import Aggregation
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Aggregation
 from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.learners.activation_memory import (
     SHARE,

@@ -21,14 +21,14 @@ from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Ledger, Origin
 
-TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
+TINY = Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny"
 PACKED_TOLERANCE = 2e-4
 
 

@@ -11,8 +11,8 @@ from batches import accumulate, score
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnwise.choices import Decay
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Decay
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM
 
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import ModelImplementation as Wanted
-from turnwise.cli import main
+from turnwise.commands.cli import main
+from turnwise.config.choices import ModelImplementation as Wanted
 from turnwise.engines.model import attention, gguf_file
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.gguf_file import check_reader
@@ -31,7 +31,7 @@ from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.errors import EngineError
-from turnwise.plugins import builtin
+from turnwise.system.plugins import builtin
 
 TINY = find_model("tiny")
 

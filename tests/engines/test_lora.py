@@ -11,8 +11,8 @@ from batches import accumulate, score
 from safetensors.torch import load_file
 from torch import Tensor
 
-from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Precision
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model import attention

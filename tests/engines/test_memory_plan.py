@@ -4,10 +4,10 @@ import pytest
 
 from turnwise import Config, configure
 from turnwise.engines import memory_plan
-from turnwise.engines.devices import Gpu, Seen, choose
+from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.kernels import paged_attention
 from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan, ModelSize, Training, memory_here, plan_memory
-from turnwise.engines.model.seeing import KEPT_BYTES
+from turnwise.engines.model.image_features import KEPT_BYTES
 from turnwise.errors import ConfigError
 
 SMALL = ModelSize(weights=134_515_008, hidden=576, layers=30, vocabulary=49_152, cached=11_520)
@@ -24,7 +24,7 @@ def plan(
     shared: bool = True,
 ) -> MemoryPlan:
     config = configure("engine=cuda", "task=null", "data.eval_files=[x]", *overrides)
-    return plan_memory(config, choose(config, Seen((gpu,))), gpu, size, 1536, training, shared=shared)
+    return plan_memory(config, choose(config, VisibleGpus((gpu,))), gpu, size, 1536, training, shared=shared)
 
 
 def held(found: MemoryPlan) -> int:
@@ -86,24 +86,24 @@ def test_an_evaluation_has_weights_and_a_cache():
 
 
 def test_the_plan_of_a_config_is_made_from_its_model_s_files():
-    seen = Seen((LARGE,))
-    assert memory_here(Config(), Training(), seen=Seen()) is None
-    assert memory_here(configure("engine=torch"), None, seen=seen) is None
-    found = memory_here(Config(), Training(), seen=seen)
+    seen = VisibleGpus((LARGE,))
+    assert memory_here(Config(), Training(), visible=VisibleGpus()) is None
+    assert memory_here(configure("engine=torch"), None, visible=seen) is None
+    found = memory_here(Config(), Training(), visible=seen)
     assert found is not None and 0 < found.weights < 50e6 and found.optimizer == 6 * found.weights
-    tuned = memory_here(configure("engine=torch"), Training(), samples=False, seen=seen)
+    tuned = memory_here(configure("engine=torch"), Training(), samples=False, visible=seen)
     assert tuned is not None and tuned.cache == 0 and tuned.weights == found.weights
-    written = memory_here(configure("learner.device=cpu"), Training(), seen=seen)
+    written = memory_here(configure("learner.device=cpu"), Training(), visible=seen)
     assert written is not None and written.learning == 0 and written.cache > 0
 
 
 def test_a_sampler_that_is_elsewhere_has_nothing_to_give_back():
-    seen = Seen((LARGE,))
+    seen = VisibleGpus((LARGE,))
     asked = configure("engine=torch", "engine.sleep=true", "training.max_lag=0")
-    found = memory_here(asked, Training(), seen=seen)
-    assert found == memory_here(configure("engine=torch", "training.max_lag=0"), Training(), seen=seen)
+    found = memory_here(asked, Training(), visible=seen)
+    assert found == memory_here(configure("engine=torch", "training.max_lag=0"), Training(), visible=seen)
     assert found is not None and not found.takes_turns and found.cache == 0
-    assert memory_here(configure("engine.sleep=true"), Training(), samples=False, seen=seen) is not None
+    assert memory_here(configure("engine.sleep=true"), Training(), samples=False, visible=seen) is not None
 
 
 def test_what_is_lacking_is_said_in_full():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import HYBRID, SUPPORTED, build
 
-from turnwise.choices import ModelImplementation as Wanted
+from turnwise.config.choices import ModelImplementation as Wanted
 from turnwise.engines.model.loading import ModelFacts, choose_implementation, model_facts, read_model
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.model.transformers_model import TransformersModel
@@ -108,7 +108,7 @@ def test_a_config_that_transformers_itself_cannot_run_is_told_from_one_that_ours
 
 
 def test_check_passes_for_gemma4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from turnwise.cli import main
+    from turnwise.commands.cli import main
 
     folder = tmp_path / "g4"
     sizes = {"vocab_size": 768, "vocab_size_per_layer_input": 768, "max_position_embeddings": 1024}

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from turnwise.choices import Offload, OptimizerName
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.adamw8bit import (
+from turnwise.config.choices import Offload, OptimizerName
+from turnwise.engines.learners.gradients import total_norm
+from turnwise.engines.learners.optimizer import (
     BLOCK,
     SMALL,
+    Optimizer,
     signed_codes,
     signed_numbers,
     unsigned_codes,
     unsigned_numbers,
 )
-from turnwise.engines.learners.gradients import total_norm
-from turnwise.engines.learners.optimizer import Optimizer
 
 
 class Regression(nn.Module):

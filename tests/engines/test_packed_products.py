@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.engines.model import attention, packed_products
+from turnwise.engines.model import attention, decoder
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import ModelInputs
@@ -34,9 +34,9 @@ def test_they_are_the_plain_ones_but_for_rounding_and_follow_new_weights(dtype: 
 
 
 def test_a_layout_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_products, "packed_linear", lambda x, packed, bias: 2 * (x @ packed.to_dense().t()))
-    assert packed_products.pack(torch.randn(8, 16, generator=torch.Generator().manual_seed(0))) is None
-    assert packed_products.pack(torch.ones(8, 16, dtype=torch.float64)) is None
+    monkeypatch.setattr(decoder, "packed_linear", lambda x, packed, bias: 2 * (x @ packed.to_dense().t()))
+    assert decoder.pack(torch.randn(8, 16, generator=torch.Generator().manual_seed(0))) is None
+    assert decoder.pack(torch.ones(8, 16, dtype=torch.float64)) is None
     model = Decoder.fresh(CONFIG, 1)
     before = logits(model, 6)
     assert not model.pack_products() and torch.equal(logits(model, 6), before)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from turnwise.engines.samplers.gpu.paged_cache import CachedConversation, PagedCache
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK, block_hashes
-from turnwise.engines.samplers.paged_cache import Kept, PagedCache
 
 PAGES = 12
 PROMPTS = [np.concatenate([np.full(PREFIX_BLOCK, t, dtype=np.int64) for t in name] + [np.zeros(3, dtype=np.int64)])
@@ -65,7 +65,7 @@ class Conversations(RuleBasedStateMachine):
         tokens, pages = self.running.pop(name)
         if keep:
             used = -(-(len(tokens) - 1) // PREFIX_BLOCK)
-            self.cache.keep(name, Kept(tokens, len(tokens) - 1, pages[:used]))
+            self.cache.keep(name, CachedConversation(tokens, len(tokens) - 1, pages[:used]))
             pages = pages[used:]
         self.cache.give(pages)
 
@@ -109,7 +109,7 @@ def test_conversations_go_before_running_turns_and_the_oldest_first() -> None:
     for name in ("old", "new"):
         pages = cache.take(2)
         assert pages is not None
-        cache.keep(name, Kept(np.zeros(50, dtype=np.int64), 49, pages))
+        cache.keep(name, CachedConversation(np.zeros(50, dtype=np.int64), 49, pages))
     assert cache.take(5) is None and cache.evicted == 0, "in vain, so nobody loses anything"
     assert cache.take(1) is not None
     assert cache.get("old") is None and cache.get("new") is not None and cache.evicted == 1

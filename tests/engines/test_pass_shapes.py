@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.engines.samplers.pass_shapes import (
+from turnwise.engines.samplers.gpu.pass_shapes import (
     DECODE_ROWS,
     PromptChunk,
     block_count,

@@ -18,9 +18,9 @@ from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import EngineError
-from turnwise.plugins import builtin
+from turnwise.system.plugins import builtin
 
-TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
+TINY = Path(next(iter(turnwise.__path__))) / "engines" / "bundled" / "tiny"
 ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from turnwise.assemble import make_renderer
-from turnwise.compose import configure
+from turnwise.data.compose import configure
 from turnwise.engines import publishing
+from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.opening import LearnerParts, open_learner
-from turnwise.engines.publishing import check_trainable, make_update, needs_files, publish, weights_place
+from turnwise.engines.opener import LearnerParts
+from turnwise.engines.publishing import check_trainable, make_update, needs_files, publish, weights_folder
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
+from turnwise.rollout.prepare import make_renderer
 
 
 def takes(*kinds: type) -> Capabilities:
@@ -99,7 +100,7 @@ def test_the_folder_of_updates_is_gone_afterwards_and_what_a_killed_process_left
 import os, pathlib, signal
 from turnwise.engines import publishing
 publishing.MEMORY = pathlib.Path({str(tmp_path)!r})
-with publishing.weights_place(10, None) as one, publishing.weights_place(10, pathlib.Path({str(shared)!r})) as two:
+with publishing.weights_folder(10, None) as one, publishing.weights_folder(10, pathlib.Path({str(shared)!r})) as two:
     print(one, two, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -107,13 +108,13 @@ with publishing.weights_place(10, None) as one, publishing.weights_place(10, pat
     left = [Path(name) for name in killed.stdout.split()]
     (tmp_path / "turnwise-weights-zzz").mkdir()
     assert len(left) == 2 and all(folder.is_dir() for folder in left)
-    with weights_place(10, None) as place:
+    with weights_folder(10, None) as place:
         assert place.parent == tmp_path and place.is_dir()
         assert not left[0].exists() and (tmp_path / "turnwise-weights-zzz").exists()
-        with weights_place(10, shared) as other:
+        with weights_folder(10, shared) as other:
             assert other.parent == shared and not left[1].exists() and place.exists()
     assert not place.exists() and not other.exists()
-    with weights_place(2**60, None) as place:  # no memory has room for that
+    with weights_folder(2**60, None) as place:  # no memory has room for that
         assert place.parent != tmp_path
 
 

@@ -11,13 +11,13 @@ from written import write
 
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Logprobs
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import Adapter, FullWeights
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 LONG = SamplingParams(max_tokens=300, temperature=0.9)
@@ -65,13 +65,13 @@ def test_turns_go_on_as_if_nobody_had_slept(decoder: Decoder, regime: Regime) ->
             await until(sampler, 40 * (nap + 1))
             await sampler.sleep()
             await sampler.sleep()
-            assert sampler.held_bytes == 0 and sampler.cached_bytes == 0
+            assert sampler._batcher.bytes == 0 and sampler.cached_bytes == 0
             before = sampler.stats.decoded_tokens
             await asyncio.sleep(0.01)
             assert sampler.stats.decoded_tokens == before
             await sampler.wake()
             await sampler.wake()
-            assert sampler.held_bytes > 0
+            assert sampler._batcher.bytes > 0
         return await asyncio.gather(*turns)
 
     awake, slept = (run(decoder, lambda s, n=naps: write_all(s, n), regime=regime) for naps in (0, 3))
@@ -87,7 +87,7 @@ def test_orders_are_obeyed_in_its_sleep(decoder: Decoder) -> None:
         turns[0].cancel()
         await sampler.release("c1")
         await sampler.publish(update(copied(decoder, 0.5)), 4)
-        assert sampler.policy_version == 4 and sampler.held_bytes == 0
+        assert sampler.policy_version == 4 and sampler._batcher.bytes == 0
         with pytest.raises(EngineError, match="not the weights of this model"):
             await sampler.publish(FullWeights({"x": (1,)}, iter(())), 5)
         await sampler.wake()

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
+from tiny_recipe import make_tokenizer
 from written import write
 
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.scripted import ScriptedSampler, lines
 from turnwise.errors import EngineError
-from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.types import FinishReason
 
 NOISE = NoiseKey(0, 0, "s", 0)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.engines.model.hub import is_hub_id
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
@@ -106,8 +106,8 @@ def test_what_a_hub_id_is() -> None:
 
 
 def test_a_run_that_names_code_or_a_hub_model_is_not_trusted_for_it() -> None:
-    from turnwise.compose import configure
-    from turnwise.trust import reaches
+    from turnwise.data.compose import configure
+    from turnwise.training.sent_runs import reaches
 
     assert reaches(configure(), Path()) == []
     found = reaches(configure("model.trust_remote_code=true"), Path())

@@ -10,10 +10,10 @@ from written import Written, write
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.exactness import REGIMES, holds
+from turnwise.engines.samplers.cpu.exactness import REGIMES, holds
+from turnwise.engines.samplers.cpu.threads import UNPADDED, ThreadChoice, choose_threads, usable_cores
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
-from turnwise.engines.samplers.threads import UNPADDED, ThreadChoice, choose_threads, usable_cores
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import EngineError
 
 

@@ -18,11 +18,11 @@ from turnwise.engines.model.attention import Regime, pad_rows
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.model.token_scores import token_logprobs
-from turnwise.engines.samplers import batching
-from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu import batching
+from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason
 

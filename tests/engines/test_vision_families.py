@@ -16,11 +16,11 @@ from seeing import Shown, logits
 from transformers import PreTrainedModel
 from vision_families import SEEING, Family, build, write
 
-from turnwise.chat.pictures import unpack
+from turnwise.chat.image_files import unpack
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
-from turnwise.choices import ModelImplementation
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import ModelImplementation
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
@@ -30,13 +30,13 @@ from turnwise.engines.model.loading import add_lora, choose_implementation, mode
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
-from turnwise.engines.samplers.cuda import CudaSampler
-from turnwise.engines.samplers.device_steps import page_bytes
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
+from turnwise.engines.samplers.gpu.cuda import CudaSampler
+from turnwise.engines.samplers.gpu.steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import DataError
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 
 TEMPERATURE = 0.8
 

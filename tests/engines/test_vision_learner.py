@@ -12,16 +12,12 @@ from architectures import build as build_text
 from batches import batch_of
 from seeing import KINDS, Shown, build, plain_logits, prepared, shown
 
-from turnwise.choices import ModelImplementation, Precision
-from turnwise.cluster.messages import own_arrays
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective
-from turnwise.engines.learners.rank_group import LocalRanks
-from turnwise.engines.learners.rank_setup import RankSetup
-from turnwise.engines.learners.sharded import ShardedLearner
 from turnwise.engines.learners.splitting import halves, whole
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.loading import add_lora
@@ -29,7 +25,11 @@ from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan, check_places
+from turnwise.ext.fsdp.learner import ShardedLearner
+from turnwise.ext.fsdp.rank_group import LocalRanks
+from turnwise.ext.fsdp.rank_setup import RankSetup
+from turnwise.ext.ray.messages import own_arrays
+from turnwise.ledger import MediaSpan, check_places
 
 GRPO = Objective("ppo_clip")
 TEMPERATURE = 0.9
@@ -210,11 +210,11 @@ def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) ->
             assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=1e-5)
             assert there.metrics["grad_norm"] == pytest.approx(here.metrics["grad_norm"], rel=1e-3)
         other = replace(prepared(kind, 1), token_ids=np.full_like(prepared(kind, 1).token_ids, 5))
-        blind = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
-        for work in (lambda: blind.score(given, Who.POLICY), lambda: blind.update([batch], GRPO)):
+        text_only = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
+        for work in (lambda: text_only.score(given, Who.POLICY), lambda: text_only.update([batch], GRPO)):
             with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot look at image"):
                 work()
-        assert np.isfinite(blind.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
+        assert np.isfinite(text_only.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
     finally:
         learner.close()
 

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from seeing import END, IMAGE, KINDS, START, Shown, build, logits, plain_logits, prepared, shown
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from turnwise.choices import ModelImplementation
+from turnwise.config.choices import ModelImplementation
+from turnwise.engines.model.image_features import FeatureCache
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts, read_model
 from turnwise.engines.model.policy_model import Features
-from turnwise.engines.model.seeing import KeptFeatures
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
-from turnwise.media import Media, MediaSpan
+from turnwise.ledger import Media, MediaSpan
 
 PARTS: tuple[int | tuple[int, int], ...] = (5, (16, 16), 3, (32, 16), 4, (20, 40), 6)
 
@@ -217,7 +217,7 @@ def test_a_trained_tower_looks_once_in_a_pass(kind: str) -> None:
 
 
 def test_kept_features_have_a_budget() -> None:
-    kept = KeptFeatures(budget=100)
+    kept = FeatureCache(budget=100)
     rows = [Features(torch.zeros(10, 1), (torch.zeros(2, 1),)) for _ in range(4)]
     for number, one in enumerate(rows):
         kept.put(str(number), one)

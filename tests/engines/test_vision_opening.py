@@ -11,19 +11,19 @@ from seeing import png
 from vision_families import UNFIT, build, write
 
 from turnwise import Config, configure
-from turnwise.assemble import measured_images
-from turnwise.choices import Precision
+from turnwise.config.choices import Precision
+from turnwise.engines.in_process import open_learner
 from turnwise.engines.model.vision_model import VisionModel
-from turnwise.engines.opened import LearnerParts, check_sight, read_policy
-from turnwise.engines.opening import open_sampler
-from turnwise.engines.opening_learner import open_learner
+from turnwise.engines.open import open_sampler
+from turnwise.engines.opener import LearnerParts, check_vision, read_policy
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.errors import DataError, EngineError, TemplateError
-from turnwise.media import MediaSpan
-from turnwise.models.tiny_vision.folder import write_folder
-from turnwise.models.tiny_vision.network import fresh_model
-from turnwise.plan_text import _images
+from turnwise.ext.tinylook.model.folder import write_folder
+from turnwise.ext.tinylook.model.network import fresh_model
+from turnwise.ledger import MediaSpan
+from turnwise.reports.plan import _images
+from turnwise.rollout.prepare import measured_images
 from turnwise.types import Image, Message, Role, Sample, Text
 
 
@@ -66,7 +66,7 @@ def test_a_picture_that_the_model_cannot_take_is_found_when_it_is_opened(folder:
     config = config_of(folder)
     renderer, model = make_renderer(config), read_policy(config, Precision.float32)
     assert isinstance(model, VisionModel)
-    check_sight(model, renderer, pytest.fail)
+    check_vision(model, renderer, pytest.fail)
     assert model.sees and model.looked == 1
     with torch.no_grad():  # a decoder that does more with an image than we do, as some families have
         text = type(model.model.base_model.language_model)
@@ -81,9 +81,9 @@ def test_a_picture_that_the_model_cannot_take_is_found_when_it_is_opened(folder:
         other = read_policy(config, Precision.float32)
         other.model.base_model.language_model.forward = forward.__get__(other.model.base_model.language_model)
     said: list[str] = []
-    check_sight(other, renderer, said.append)
+    check_vision(other, renderer, said.append)
     assert not other.sees and len(said) == 1 and "reads text only" in said[0]
-    assert renderer.blind is not None and renderer.blind in said[0]
+    assert renderer.text_only is not None and renderer.text_only in said[0]
 
 
 def test_a_family_whose_images_do_not_fit_reads_text_and_the_plan_says_why(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_family_whose_images_do_not_fit_reads_text_and_the_plan_says_why(tmp_p
     config = config_of(folder)
     renderer = make_renderer(config)
     why = "could merge with the text beside them"
-    assert renderer.images is None and renderer.blind is not None and why in renderer.blind
+    assert renderer.images is None and renderer.text_only is not None and why in renderer.text_only
     (line,) = _images(config, renderer)
     assert line.startswith("warning      the model reads text only: ") and line.endswith(why)
     picture = Message(Role.USER, (Text("what?"), Image("data:,")))

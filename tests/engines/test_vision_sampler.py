@@ -14,16 +14,16 @@ from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
-from turnwise.engines.samplers import batching
-from turnwise.engines.samplers.cuda import CudaSampler
-from turnwise.engines.samplers.device_steps import page_bytes
+from turnwise.engines.samplers.cpu import batching
+from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
+from turnwise.engines.samplers.gpu.cuda import CudaSampler
+from turnwise.engines.samplers.gpu.steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK, block_hashes
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
-from turnwise.media import Media, MediaSpan
+from turnwise.ledger import Media, MediaSpan
 from turnwise.types import Completion
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -137,7 +137,7 @@ def test_turns_with_three_tool_images_are_one_full_forward_pass(
         await three_tool_images(sampler, talk)
         talk.check()
         assert len(talk.said.media) == 4 and len(talk.logprobs) >= 20
-        assert sampler.stats.looked == 4, "an image is looked at once in a conversation, not once a turn"
+        assert sampler._batcher._model.looked == 4, "an image is looked at once in a conversation, not once a turn"
 
     served(sampler, work)
 
@@ -149,7 +149,7 @@ def test_image_tokens_of_the_policy_s_are_tokens(kind: str, opened: Callable[[Po
         talk.said = Shown(np.append(talk.said.ids, [IMAGE, IMAGE, 9]), talk.said.media)
         await three_tool_images(sampler, talk)
         talk.check()
-        assert sampler.stats.looked == 4
+        assert sampler._batcher._model.looked == 4
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -169,7 +169,7 @@ def test_others_in_the_batch_change_nothing(kind: str, opened: Callable[[PolicyM
         for talk in (*talks, text):
             talk.check()
         # The first image of a and b is one, and the tool images are the same in all.
-        assert sampler.stats.looked == 5
+        assert sampler._batcher._model.looked == 5
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -196,7 +196,7 @@ def test_prompts_with_other_images_share_nothing_behind_them(
             talk.check()
         blocks = (len(talks[0].said.ids) - 7) // PREFIX_BLOCK
         assert sampler.stats.reused_tokens == PREFIX_BLOCK * (1 + blocks)
-        assert sampler.stats.looked == 2
+        assert sampler._batcher._model.looked == 2
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -209,7 +209,7 @@ def test_a_prompt_may_be_cut_in_the_middle_of_an_image(kind: str, monkeypatch: p
         talk = opening(kind)
         await three_tool_images(sampler, talk)
         talk.check()
-        assert sampler.stats.looked == 4
+        assert sampler._batcher._model.looked == 4
 
     served(on_cpu(VisionModel(build(kind))), work)
 
@@ -234,7 +234,7 @@ def test_new_weights_and_sleep_in_the_middle_of_turns(opened: Callable[[PolicyMo
             talk.tool(7, 2, (16, 16), 2)
             talk.hear(await sampler.generate(talk.request()))
             talk.check()
-        assert sampler.stats.looked == 4, "the tower did not change"
+        assert sampler._batcher._model.looked == 4, "the tower did not change"
 
     served(opened(model), work)
 
@@ -253,7 +253,7 @@ def test_a_tower_with_other_weights_looks_anew(opened: Callable[[PolicyModel], I
         await sampler.release("a")
         await sampler.publish(FullWeights(model.weight_shapes(), iter(list(other.items()))), 1)
         after = await sampler.generate(talk.request(greedy))
-        assert sampler.stats.looked == 2
+        assert sampler._batcher._model.looked == 2
         assert before.logprobs.tolist() != after.logprobs.tolist()
 
     served(opened(model), work)

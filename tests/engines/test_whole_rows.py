@@ -14,7 +14,7 @@ from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
 from turnwise.engines.model.decoder import ROPE_CHUNK, Decoder, Layer, rope_angles
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.model.whole_rows import CUT, in_whole_rows
-from turnwise.engines.samplers.exactness import find_regime, holds
+from turnwise.engines.samplers.cpu.exactness import find_regime, holds
 from turnwise.engines.samplers.kv_cache import ActiveRows
 
 SHAPES = {

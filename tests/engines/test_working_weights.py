@@ -11,8 +11,8 @@ from batches import batch_of
 from torch import Tensor
 from torch.nn import functional
 
-from turnwise.choices import Offload, OptimizerName, Precision
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from turnwise.config import RolloutConfig
+from turnwise.config import Config, RolloutConfig
+from turnwise.config.sections import with_value
 from turnwise.errors import ConfigError, PluginError
-from turnwise.plugins import load
-from turnwise.rollout.loop_loading import Loops
+from turnwise.rollout.loops.loading import Loops
+from turnwise.system.plugins import load
 from turnwise.types import FinishReason, Origin, Role, StopReason
 
 ME = __file__
@@ -52,7 +53,7 @@ def test_checker_sends_objections_back_until_it_agrees(theatre):
     assert "Off by one" in trajectory.turns[1].replies[0].text and trajectory.turns[1].replies[0].role is Role.USER
     assert trajectory.artifacts["checks"] == ["incorrect", "correct"]
     assert [(branch.name, branch.trained) for branch in trajectory.branches] == [("checker", True), ("checker 2", True)]
-    asked = trajectory.branches[0].prompt[-1].text
+    asked = trajectory.branches[0].messages[-2].text
     assert "What is 6 times 7?" in asked and "41" in asked
     assert trajectory.render_check is not None and trajectory.render_check.exact
 
@@ -147,8 +148,8 @@ def test_task_functions_by_ids(theatre):
         (ledger,) = trajectory.segments
         given = ledger.token_ids[ledger.origins == Origin.TOOL].tolist()
         assert given == [8, 9, 8, 9] and ledger.token_ids[:3].tolist() == [5, 6, 7]
-        kept = trajectory.artifacts["environment"]
-        assert kept["metrics"] == {"started": 1, "observations": 3, "score": 2} and kept["reward"] == 0.5
+        record = trajectory.facts.environment
+        assert record.metrics == {"started": 1, "observations": 3, "score": 2} and record.reward == 0.5
         policy = ledger.token_ids[ledger.loss_mask].tolist()
         assert policy in [[token for action in actions for token in action] for actions in sessions.values()]
 
@@ -157,8 +158,8 @@ def test_task_functions_by_messages(theatre):
     options = functions("chat_start", "chat_obs")
     trajectory = theatre.show(["go", "stop"], agent="task_functions", agent_options=options).play()
     assert trajectory.failure is None and [message.text for message in trajectory.answers] == ["go", "stop"]
-    assert trajectory.prompt[0].text == "Play." and trajectory.artifacts["environment"]["reward"] == 1
-    assert trajectory.artifacts["environment"]["metrics"] == {"seen": 2, "score": 2} and len(ended) == 1
+    assert trajectory.prompt[0].text == "Play." and trajectory.facts.environment.reward == 1
+    assert trajectory.facts.environment.metrics == {"seen": 2, "score": 2} and len(ended) == 1
 
 
 @pytest.mark.parametrize(
@@ -203,13 +204,13 @@ class Classy:
         ("task_functions", {"obs": f"{ME}:ids_obs"}, "needs the option 'start'"),
         ("task_functions", {"start": f"{ME}:ids_stat", "obs": f"{ME}:ids_obs"}, "did you mean 'ids_start'"),
         (f"{ME}:own", {"time": 2}, "did you mean 'times'"),
-        (f"{ME}:Classy", {}, "a class without `run`"),
+        (f"{ME}:Classy", {}, r"must be written as: async def Classy\(chat\)"),
         (None, {"rounds": 1}, "rollout.agent_options are those of rollout.agent, which is not set"),
     ],
 )
 def test_wrong_options_are_refused_before_a_run(agent, options, words):
     with pytest.raises((ConfigError, PluginError), match=words):
-        Loops(RolloutConfig(agent=agent, agent_options=options)).get(agent)
+        Loops(Config(rollout=RolloutConfig(agent=agent, agent_options=options))).get(agent)
 
 
 def agents_file(folder: Path, text: str) -> str:
@@ -222,11 +223,11 @@ def test_loops_of_a_yaml_file(theatre, tmp_path):
     file = agents_file(
         tmp_path,
         "- name: twice\n  _target_: beside.py:loop\n  n: 2\n"
-        "- name: tool_agent\n  _target_: turnwise.rollout.agent_loops.single_turn.single_turn\n",
+        "- name: tool_agent\n  _target_: turnwise.rollout.loops.single_turn.single_turn\n",
     )
     trajectory = theatre.show(["words"], agents_file=file, agent="twice").play()
     assert trajectory.failure is None and len(trajectory.branches) == 2
-    loops = Loops(RolloutConfig(agents_file=file))
+    loops = Loops(with_value(Config(), "verl.agents_file", file))
     assert loops.is_own("twice") and not loops.is_own("tool_agent") and loops.name_of("tool_agent") == "tool_agent"
     with pytest.raises(PluginError, match="did you mean 'twice'"):
         loops.get("twicee")
@@ -244,7 +245,7 @@ def test_loops_of_a_yaml_file(theatre, tmp_path):
 )
 def test_wrong_files_are_refused(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words):
-        Loops(RolloutConfig(agents_file=agents_file(tmp_path, text)))
+        Loops(with_value(Config(), "verl.agents_file", agents_file(tmp_path, text)))
 
 
 def test_artifacts_that_cannot_be_kept_fail_the_episode(theatre):

@@ -10,10 +10,10 @@ from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.errors import EpisodeError
 from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.rollout.episode import RolloutContext, run_episode
-from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.rollout.users.loading import Users
 from turnwise.types import CallStatus, FinishReason, Role, StopReason
 
 
@@ -41,12 +41,12 @@ def play(sample, replies, **rollout):
     for key, value in rollout.items():
         setattr(config.rollout, key, value)
     endpoint = ScriptedEndpoint(replies)
-    toolbox, interactions = Toolbox([calculate], config.rollout), Interactions(config.rollout)
+    toolbox, users = Toolbox([calculate], config.rollout), Users(config)
     context = RolloutContext(
         config,
-        Plan([sample], config.rollout, toolbox, interactions),
+        Plan([sample], config, toolbox, users),
         toolbox,
-        interactions,
+        users,
         lambda conversation, noise, tools: EndpointBackend(endpoint, config.sampling, tools, noise, hermes),
     )
     return asyncio.run(run_episode(sample, sibling=0, step=0, context=context)), endpoint
@@ -124,13 +124,13 @@ def test_an_endpoint_that_fails_fails_its_episode(sample):
 def test_siblings_are_asked_with_seeds_of_their_own(sample):
     seeds = set()
     config = Config()
-    toolbox, interactions = Toolbox([], config.rollout), Interactions(config.rollout)
+    toolbox, users = Toolbox([], config.rollout), Users(config)
     endpoint = ScriptedEndpoint([said("a")] * 8)
     context = RolloutContext(
         config,
-        Plan([sample()], config.rollout, toolbox, interactions),
+        Plan([sample()], config, toolbox, users),
         toolbox,
-        interactions,
+        users,
         lambda conversation, noise, tools: EndpointBackend(endpoint, config.sampling, tools, noise, hermes),
     )
     for sibling in range(8):

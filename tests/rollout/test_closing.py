@@ -10,8 +10,8 @@ import pytest
 from turnwise.errors import EngineError, EpisodeError, PluginError
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
-from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.tools.tool import ToolContext
+from turnwise.rollout.users.user import Reply
 from turnwise.types import CallStatus, Ledger, StopReason, ToolResult
 
 ME = __name__
@@ -81,24 +81,24 @@ class StatefulTool:
         return Session()
 
 
-class Visitor(BaseInteraction):
-    async def start_interaction(self, instance_id=None, **kwargs):
-        assert instance_id not in SCENE.live
-        SCENE.live.add(instance_id)
+class Visitor:
+    async def start(self, context):
+        self.id = context.id
+        assert self.id not in SCENE.live
+        SCENE.live.add(self.id)
         SCENE.done["started"] += 1
         await act(SCENE.starting)
-        return instance_id
 
-    async def generate_response(self, instance_id, messages, **kwargs):
+    async def reply(self, turn):
         await act(SCENE.user)
-        return True, "bye", 1.0, {}
+        return Reply("bye", 1.0, end=True)
 
-    async def calculate_score(self, instance_id, **kwargs):
+    async def score(self):
         await act(SCENE.scoring)
         return 1.0
 
-    async def finalize_interaction(self, instance_id, **kwargs):
-        SCENE.live.remove(instance_id)
+    async def close(self):
+        SCENE.live.remove(self.id)
         SCENE.done["finalised"] += 1
         await act(SCENE.finishing)
 
@@ -106,8 +106,8 @@ class Visitor(BaseInteraction):
 @pytest.fixture(autouse=True)
 def scene(monkeypatch):
     monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr("turnwise.rollout.toolbox.CLOSE_SECONDS", 0.3)
-    monkeypatch.setattr("turnwise.rollout.interaction_sessions.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.rollout.toolbox.toolbox.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.rollout.users.episode_user.CLOSE_SECONDS", 0.3)
     monkeypatch.setattr("turnwise.rollout.episode.FINISH_SECONDS", 0.1)
     SCENE.__init__()
     return SCENE

@@ -9,19 +9,17 @@ from dataclasses import replace
 import pytest
 
 from turnwise.errors import PluginError
-from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import tool
+from turnwise.rollout.users.user import Reply
 from turnwise.types import CallStatus, Message, Role, StopReason
 
 ME = __name__
 
 
-class Sceptic(BaseInteraction):
+async def sceptic(turn):
     """Never believes it."""
-
-    async def generate_response(self, instance_id, messages, **kwargs):
-        return False, "Are you sure?", 0.0, {}
+    return Reply("Are you sure?", score=0.0)
 
 
 @tool
@@ -203,7 +201,7 @@ def test_a_group_holds_its_siblings_in_order(theatre):
 def test_the_time_of_a_users_reply_is_how_long_it_took(theatre):
     """Not when it came."""
     begun = time.perf_counter()
-    trajectory = theatre.show(["a", "b"], interaction=f"{ME}:Sceptic", max_assistant_turns=2).play()
+    trajectory = theatre.show(["a", "b"], interaction=f"{ME}:sceptic", max_assistant_turns=2).play()
     took = time.perf_counter() - begun
     assert 0 < trajectory.turns[0].reply_seconds <= took
 

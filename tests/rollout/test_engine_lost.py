@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from turnwise.errors import EngineError, EngineLost
-from turnwise.report import EvalReport, step_metrics
-from turnwise.retrying import RetryPolicy
+from turnwise.reports.evaluation import EvalReport, step_metrics
 from turnwise.rollout import chat_backends
-from turnwise.rollout.episode import ENGINE_LOST
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.system.retrying import RetryPolicy
 from turnwise.types import StopReason
 
 AT_ONCE = RetryPolicy(retries=2, first_wait=0.0)
@@ -49,11 +48,11 @@ def test_a_lost_turn_is_asked_again_as_it_was(theatre, call):
     show, asked = shown(theatre, call, lose={1, 2}, release=True)
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.failure is None
-    assert trajectory.artifacts[ENGINE_LOST] == ["turn 1: node 3 left"] * 2
+    assert trajectory.facts.engine_lost == ["turn 1: node 3 left"] * 2
     assert [list(ledger.token_ids) for ledger in trajectory.segments] == [list(one.token_ids) for one in plain.segments]
     first, second, third = asked[1:]
     assert first is second is third, "the same tokens so far, the same noise, the same conversation"
-    assert ENGINE_LOST not in plain.artifacts
+    assert plain.facts.engine_lost == []
     assert step_metrics([trajectory, plain])["rollout/engine_lost"] == 2
     assert "rollout/engine_lost" not in step_metrics([plain])
 
@@ -67,7 +66,7 @@ def test_after_the_last_try_the_episode_fails_and_no_other(theatre, call):
     lost, good = asyncio.run(siblings())
     assert lost.stop_reason is StopReason.FAILED
     assert lost.failure == "the engine was lost in turn 1, 3 tries: node 3 left"
-    assert len(lost.artifacts[ENGINE_LOST]) == 3 and len(lost.turns) == 1
+    assert len(lost.facts.engine_lost) == 3 and len(lost.turns) == 1
     assert good.stop_reason is StopReason.ANSWERED
     report = EvalReport(run=None, seconds=1.0, tokens_per_second=1.0, sources={}, trajectories=[lost, good])
     assert "the engine was lost 3 time(s) in 1 episode(s), such as in turn 1: node 3 left" in report.warnings

@@ -12,11 +12,13 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from turnwise.chat.formats import code as code_format
-from turnwise.config import RolloutConfig, SandboxConfig
+from turnwise.config import Config, RolloutConfig
+from turnwise.config.sections import with_section
 from turnwise.errors import ConfigError
-from turnwise.rollout.tool_loading import load_tool
-from turnwise.rollout.toolbox import EpisodeTools, Toolbox
-from turnwise.scoring.tool_misuse import ToolMisuse, misuse_by_turn
+from turnwise.ext.sandbox.config import SandboxConfig
+from turnwise.rollout.toolbox.loading import load_tool
+from turnwise.rollout.toolbox.toolbox import EpisodeTools, Toolbox
+from turnwise.scoring.rules.tool_misuse import ToolMisuse, misuse_by_turn
 from turnwise.scoring.turn_scores import by_boxes
 from turnwise.types import (
     CallRecord,
@@ -149,7 +151,7 @@ def test_an_image_that_there_is_not_is_told(which: object) -> None:
 PRELUDE = "from PIL import Image, ImageDraw, ImageOps\n"
 FORGED = """
 import sys
-trail = sys.modules['turnwise.sandbox.inside.trail']
+trail = sys.modules['turnwise.ext.sandbox.inside.trail']
 class Told(trail.Trail):
     def report(self, size):
         return {'source': 'canvas_0.png', 'box': [150, 40, 190, 60], 'frame': None, 'steps': []}
@@ -206,7 +208,7 @@ def outcomes() -> dict[str, tuple[Message, CallRecord]]:
     """Every piece of code as a <code> block of one episode, after the other."""
 
     async def main() -> dict[str, tuple[Message, CallRecord]]:
-        tool = load_tool("python", SandboxConfig(preload=["PIL.Image"]))
+        tool = load_tool("python", with_section(Config(), SandboxConfig(preload=["PIL.Image"])))
         box = Toolbox([tool], RolloutConfig())
         found = {}
         async with box.running(lambda _: None):

@@ -13,7 +13,7 @@ import pytest
 
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.sample_images import LONGEST_SIDE
-from turnwise.rollout.tool_loading import load_tool
+from turnwise.rollout.toolbox.loading import load_tool
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.types import Image, Message, Role, Sample, ToolResult
 

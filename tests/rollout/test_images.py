@@ -12,12 +12,13 @@ import vision_processors as made
 
 import turnwise
 from turnwise.chat.formats import hermes
-from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import EpisodeError, PluginError
-from turnwise.image_bytes import data_url
 from turnwise.rollout.conversation import Conversation
+from turnwise.system.image_bytes import data_url
 from turnwise.types import (
     CallStatus,
     Image,
@@ -39,7 +40,7 @@ Seeing = Callable[..., Renderer]
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     known: dict[str, tuple[Tokenizer, ImageProcessor]] = {}
 
-    def build(name: str, history: History = History.REFUSE, template: str | None = None) -> Renderer:
+    def build(name: str, history: HistoryPolicy = HistoryPolicy.refuse, template: str | None = None) -> Renderer:
         if name not in known or template is not None:
             folder = made.build(name, tmp_path_factory.mktemp(name))
             if template is not None:
@@ -193,7 +194,7 @@ REWRITES = made.QWEN_TEMPLATE.replace(
 
 
 def test_a_second_sequence_keeps_the_images_at_their_new_places(theatre: Any, seeing: Seeing) -> None:
-    renderer = seeing("qwen2_5_vl", History.SEGMENT, REWRITES)
+    renderer = seeing("qwen2_5_vl", HistoryPolicy.segment, REWRITES)
     show = theatre.show(
         [f"<think>hm <|image_pad|></think>{'<|image_pad|>' * 3}{look(1)}", f"<think>so</think>{look(2)}", "done"],
         tools=[zoom],
@@ -301,8 +302,8 @@ def test_a_template_that_shows_no_images_of_tools_leaves_a_note_in_their_place(t
     show = theatre.show([look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(), "?")])
     trajectory = show.play()
     assert "1 images are not shown" in trajectory.turns[0].replies[0].text
-    blind = seeing("qwen2_5_vl", template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
-    assert not blind.image_roles
+    text_only = seeing("qwen2_5_vl", template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    assert not text_only.image_roles
 
 
 def test_a_loop_by_ids_goes_on_from_the_rendered_prompt_only(theatre: Any, seeing: Seeing) -> None:

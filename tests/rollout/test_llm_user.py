@@ -7,12 +7,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from rule_judge import ChatRequest, completion
 
-from turnwise.config import RolloutConfig
+from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.users.loading import Users
 from turnwise.scoring.loop_resources import close_loop_resources
-from turnwise.scoring.rule_judge import ChatRequest, completion
 from turnwise.types import InteractionSpec, StopReason
 
 GOAL = "get the price of blue paint"
@@ -84,8 +84,8 @@ def test_it_sees_the_conversation_with_roles_swapped_and_its_words_are_the_users
         trajectory = play(show)
     assert trajectory.failure is None and trajectory.stop_reason is StopReason.USER_ENDED
     assert [turn.replies[-1].text for turn in trajectory.turns[:1]] == ["In blue, please."]
-    assert trajectory.artifacts["interaction_notes"] == [{"ended_by": "stop_word", "said": "Fine. [END]"}]
-    assert "interaction_score" not in trajectory.artifacts
+    assert trajectory.facts.user_notes == [{"ended_by": "stop_word", "said": "Fine. [END]"}]
+    assert trajectory.facts.user_score is None
     first, second = (request["messages"] for request in received)
     assert first[0]["role"] == "system" and "You are curt." in first[0]["content"] and GOAL in first[0]["content"]
     assert "colour: blue" in first[0]["content"] and "[END]" in first[0]["content"]
@@ -111,8 +111,8 @@ def test_a_judge_of_its_own_ends_and_scores_the_conversation(theatre, sample):
         said = ["Hello.", "The person wants to get the price of blue paint: 3 dollars."]
         trajectory = play(theatre.show(said, **with_user(url, judge=judge)))
     assert [turn.user_score for turn in trajectory.turns] == [0.0, 1.0]
-    assert trajectory.artifacts["interaction_score"] == 1.0
-    assert trajectory.artifacts["interaction_notes"] == [{"ended_by": "judge"}]
+    assert trajectory.facts.user_score == 1.0
+    assert trajectory.facts.user_notes == [{"ended_by": "judge"}]
     assert len(received) == 3, "judged twice, spoken once"
 
 
@@ -120,7 +120,7 @@ def test_it_leaves_after_its_turns(theatre):
     with served(lambda request: "Go on.") as (url, _):
         trajectory = play(theatre.show(["Hm."], **with_user(url, max_turns=2, stop_word=None)))
     assert len(trajectory.turns) == 3 and trajectory.stop_reason is StopReason.USER_ENDED
-    assert trajectory.artifacts["interaction_notes"] == [{"ended_by": "max_turns"}]
+    assert trajectory.facts.user_notes == [{"ended_by": "max_turns"}]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,6 @@ def test_its_failure_is_the_episodes_and_names_it(theatre, answer, words):
     assert trajectory.stop_reason is StopReason.FAILED
     assert trajectory.failure.startswith("interaction 'llm_user'") and words in trajectory.failure
     assert trajectory.turns[0].replies == [], "nobody speaks in its place"
-    assert show.context.interactions.get("llm_user")._episodes == {}
 
 
 def test_a_failure_that_passes_is_tried_again(theatre):
@@ -165,7 +164,7 @@ def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words)
     assert words in trajectory.failure
 
 
-@pytest.mark.parametrize("key", ["patience", "base_url", "max_turns", "judge"])
+@pytest.mark.parametrize("key", ["grace_seconds", "base_url", "max_turns", "judge"])
 def test_what_the_user_does_not_read_of_a_row_is_refused(theatre, sample, key):
     one = sample(interaction=InteractionSpec("llm_user", {"goal": "a", key: "http://elsewhere"}))
     settings = {"interaction": "llm_user", "interaction_kwargs": {"base_url": "http://127.0.0.1:1/v1"}}
@@ -186,4 +185,4 @@ def test_what_the_user_does_not_read_of_a_row_is_refused(theatre, sample, key):
 )
 def test_wrong_options_are_refused_before_the_run(options, words):
     with pytest.raises(ConfigError, match=words):
-        Interactions(RolloutConfig(interaction="llm_user", interaction_kwargs=options)).get("llm_user")
+        Users(Config(rollout=RolloutConfig(interaction="llm_user", interaction_kwargs=options))).get("llm_user")

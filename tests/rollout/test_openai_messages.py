@@ -9,9 +9,9 @@ import pytest
 
 from turnwise.chat.tool_format import load_format
 from turnwise.errors import DataError
-from turnwise.plugins import names_in
 from turnwise.rollout import openai_messages
 from turnwise.rollout.openai_messages import check_image, data_url
+from turnwise.system.plugins import names_in
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40

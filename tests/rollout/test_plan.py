@@ -2,14 +2,14 @@
 
 import pytest
 
-from turnwise.config import RolloutConfig
+from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.rollout.agent_loops.single_turn import single_turn
-from turnwise.rollout.agent_loops.tool_calling import tool_calling
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.loops.single_turn import single_turn
+from turnwise.rollout.loops.tool_calling import tool_calling
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.rollout.users.loading import Users
 from turnwise.types import InteractionSpec, Sample
 
 ME = __name__
@@ -42,7 +42,8 @@ loop_object = LoopObject()
 
 def plan(samples, *, tools=(), **settings):
     config = RolloutConfig(**settings)
-    return Plan(samples, config, Toolbox(list(tools), config), Interactions(config))
+    whole = Config(rollout=config)
+    return Plan(samples, whole, Toolbox(list(tools), config), Users(whole))
 
 
 def only_route(sample, **settings):
@@ -107,7 +108,7 @@ def test_rows_choose_their_tools_and_routes_are_counted():
 def test_a_row_that_names_single_turn_but_brings_more_is_refused(agent, fields):
     with pytest.raises(
         ConfigError,
-        match="of its own but its agent is single_turn .named by the row.; set the row's agent_name to tool_agent",
+        match="of its own but its agent is single_turn .named by the row.; set the row's agent_name to tool_calling",
     ):
         plan([make(agent=agent, **fields)], tools=[calculate])
     with pytest.raises(ConfigError, match="rollout.agent"):
@@ -121,12 +122,13 @@ def test_a_row_that_names_single_turn_but_brings_more_is_refused(agent, fields):
         ({"agent": f"{ME}:my_lop"}, "sample row:7: .*did you mean 'my_loop'"),
         ({"agent": "nowhere:loop"}, "sample row:7: .*no module 'nowhere'"),
         ({"agent": f"{ME}:not_async"}, r"must be written as: async def not_async\(chat\)"),
-        ({"agent": f"{ME}:LoopObject"}, "is a class without `run`"),
+        ({"agent": f"{ME}:LoopObject"}, r"must be written as: async def LoopObject\(chat\)"),
         ({"agent": f"{ME}:takes_nothing"}, "must take the conversation, and options by keyword only"),
         ({"agent": f"{ME}:takes_two"}, "must take the conversation, and options by keyword only"),
         ({"tools": ("calculat",)}, "sample row:7: tool_selection names 'calculat'.*did you mean 'calculate'"),
         ({"interaction": InteractionSpec("gsm8")}, "sample row:7: unknown interaction 'gsm8': did you mean 'gsm8k'"),
-        ({"interaction": InteractionSpec(f"{ME}:my_loop")}, "sample row:7: .*is not a class"),
+        ({"interaction": InteractionSpec(f"{ME}:LoopObject")}, "sample row:7: .*is no user: write async def user"),
+        ({"interaction": InteractionSpec(f"{ME}:takes_nothing")}, "must take the turn, and options by keyword only"),
     ],
 )
 def test_unknown_names_are_found_with_their_row_and_the_nearest_name(fields, words):

@@ -9,24 +9,30 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise import Trajectory, configure, evaluate
-from turnwise.choices import Keep
+from turnwise import BaseInteraction, Trajectory, configure, evaluate
 from turnwise.config import RolloutConfig
+from turnwise.config.choices import Keep
 from turnwise.engines.devices import choose
 from turnwise.errors import DataError, TurnwiseError
-from turnwise.rollout.interactions.base import BaseInteraction
-from turnwise.rollout.plan import CLIENT
+from turnwise.ext.sdk_agents.config import SdkAgentsConfig
+from turnwise.ext.verl.section import VerlConfig
 from turnwise.rollout.tools.tool import tool
+from turnwise.rollout.users.user import Reply
 from turnwise.types import CallStatus, Image, Message, Role, Sample, StopReason, ToolCall
 
 ME = __name__
 
 
-class Asker(BaseInteraction):
+async def asker(turn, *, words: str = "More?"):
     """Always wants more, in the words that it is given."""
+    return Reply(words, score=0.0)
+
+
+class Asker(BaseInteraction):
+    """The same as a class of a registry file."""
 
     async def generate_response(self, instance_id, messages, **kwargs):
-        return False, self.config.get("words", "More?"), 0.0, {}
+        return False, self.config["words"], 0.0, {}
 
 
 @tool
@@ -50,7 +56,7 @@ async def twice(chat, *, times: int = 2) -> None:
 
 
 def asked(stage: Any, **settings: Any) -> Trajectory:
-    return stage.theatre.show([str(n) for n in range(30)], interaction=f"{ME}:Asker", **settings).play()
+    return stage.theatre.show([str(n) for n in range(30)], interaction=f"{ME}:asker", **settings).play()
 
 
 def file(stage: Any, name: str, text: str) -> str:
@@ -75,12 +81,12 @@ def check_agents_file(stage: Any) -> None:
 
 def check_client(stage: Any) -> None:
     show = stage.theatre.show(["a"], client=f"{ME}:own_agent")
-    assert show.context.plan.route(show.samples[0]).agent == CLIENT
+    assert show.context.plan.route(show.samples[0]).agent == "openai_client"
 
 
 def check_client_env(stage: Any) -> None:
     """The variable is asked for by name when the program is made ready."""
-    with pytest.raises(TurnwiseError, match=r"rollout\.client_env: the environment variable NOWHERE_SET is not set"):
+    with pytest.raises(TurnwiseError, match=r"sdk_agents\.client_env: the environment variable NOWHERE_SET is not set"):
         show = stage.theatre.show(["a"], client="exec:true", client_env=["NOWHERE_SET"])
         show.play()
 
@@ -100,7 +106,7 @@ def check_scripted_answer(stage: Any) -> None:
 
 
 def check_tools(stage: Any) -> None:
-    from turnwise.assemble import prepare
+    from turnwise.rollout.prepare import prepare
 
     config = configure("task=null", "engine=scripted", "rollout.tools=[calculate]")
     config.engine.script = ["a"]
@@ -160,7 +166,7 @@ def check_max_tokens(stage: Any) -> None:
 
 
 def check_max_images(stage: Any) -> None:
-    from turnwise.assemble import measured_images
+    from turnwise.rollout.prepare import measured_images
 
     message = Message(Role.USER, (Image(b"1"), Image(b"2")))
     sample, seeing = Sample("s", (message,), "x"), SimpleNamespace(images=object(), image_roles=[Role.USER])
@@ -221,7 +227,14 @@ async def sometimes(chat) -> None:
 ARRIVALS = {name.removeprefix("check_"): made for name, made in list(globals().items()) if name.startswith("check_")}
 
 
-@pytest.mark.parametrize("knob", [field.name for field in fields(RolloutConfig)])
+@pytest.mark.parametrize(
+    "knob",
+    [
+        field.name
+        for field in (*fields(RolloutConfig), *fields(SdkAgentsConfig), *fields(VerlConfig))
+        if field.name != "strict"
+    ],
+)
 def test_a_knob_of_the_rollout_arrives(knob: str, theatre, one, run, call, sample, tmp_path: Path) -> None:
     assert knob in ARRIVALS, f"rollout.{knob} needs a check that its value arrives where it is used"
     ARRIVALS[knob](SimpleNamespace(theatre=theatre, one=one, run=run, call=call, sample=sample, folder=tmp_path))

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from turnwise import configure
-from turnwise.assemble import prepare
-from turnwise.cli import main
-from turnwise.compose import compose
+from turnwise.commands.cli import main
+from turnwise.data.compose import compose
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.preflight import preflight
-from turnwise.trainer.preparing import prepare_training
+from turnwise.reports.preflight import preflight
+from turnwise.rollout.prepare import prepare
+from turnwise.training.preparing import prepare_training
 
 ROW: dict[str, Any] = {"data_source": "s", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
 SCHEMA = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
-QUIET = ("task=null", "scoring.scorers={default: exact_match}", "board=false")
+QUIET = ("task=null", "scoring.scorers={default: exact_match}", "board.live=false")
 
 
 @pytest.fixture

@@ -11,17 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from turnwise import configure, evaluate
-from turnwise.cli import main
-from turnwise.compat.verifiers import run as play_environment
-from turnwise.config import RolloutConfig
+from turnwise.commands.cli import main
+from turnwise.config import Config, RolloutConfig
+from turnwise.config.sections import with_section
 from turnwise.errors import PluginError, TurnwiseError
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.ext.verifiers.task import run as play_environment
+from turnwise.ext.verl.section import VerlConfig
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.toolbox import Toolbox
+from turnwise.rollout.users.loading import Users
 from turnwise.types import InteractionSpec, Message, Role, Sample
 
 ROW = {"data_source": "arithmetic", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
-QUIET = ("task=null", "scoring.scorers={default: exact_match}", "board=false")
+QUIET = ("task=null", "scoring.scorers={default: exact_match}", "board.live=false")
 EVIL = """
 from pathlib import Path
 Path(__file__).with_name("imported").touch()
@@ -38,7 +40,7 @@ CODE = [
     " evil.py:loop", "evil.py:loop ", "evil.py:loop\n", "\tevil:loop", "evil :loop", "evil: loop", "evil.py：loop", "evil.py:loop\u200b", "\ufeffevil.py:loop",
     "evi\u006c.py:loop", "EVIL.py:loop", "evil.py::loop", ":loop", "evil:", ":", ".", "..", "...", "a:b:c", "evil.py:loop:loop", "evil.py:User.start",
     "verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop", "verl.interactions.gsm8k_interaction.Gsm8kInteraction", "verl.tools:gsm8k_tool",
-    "turnwise.rollout.agent_loops.single_turn:single_turn", "turnwise.rollout.interactions.gsm8k.Gsm8kInteraction", "turnwise.cli:main",
+    "turnwise.rollout.loops.single_turn:single_turn", "turnwise.rollout.users.gsm8k.Gsm8kInteraction", "turnwise.commands.cli:main",
     "base", "__init__", "tool", "_private", "..interactions.gsm8k", "gsm8k.INTERACTION", "tasks", "x" * 1_000_000, "x" * 1_000_000 + ":y", "\0evil:loop",
 ]  # fmt: skip
 
@@ -62,14 +64,18 @@ def nothing_imported(folder: Path) -> bool:
     return not STRANGE & set(sys.modules) and not list(folder.rglob("imported"))
 
 
+def plan_for(sample: Sample, config: Config) -> Plan:
+    return Plan([sample], config, Toolbox([], config.rollout), Users(config))
+
+
 def named(text: str, folder: Path) -> str:
     return text.replace("FOLDER_NAME", folder.name).replace("FOLDER", str(folder))
 
 
 @pytest.mark.parametrize("config", [{}, {"agent": "tool_calling", "interaction": "gsm8k"}], ids=["plain", "configured"])
 def test_no_name_of_a_row_leads_to_code(folder: Path, config: dict[str, Any]) -> None:
-    rollout = RolloutConfig(**config)
-    plan_of = lambda sample: Plan([sample], rollout, Toolbox([], rollout), Interactions(rollout))  # noqa: E731
+    whole = Config(rollout=RolloutConfig(**config))
+    plan_of = lambda sample: plan_for(sample, whole)  # noqa: E731
     prompt = (Message(Role.USER, "6*7?"),)
     for text in CODE:
         name = named(text, folder)
@@ -84,9 +90,9 @@ def test_no_name_of_a_row_leads_to_code(folder: Path, config: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("column", "keys"),
     [
-        ({"agent_name": "evil.py:loop"}, ("rollout.agent=...", "rollout.agents_file=FILE")),
-        ({"agent_name": "this:d"}, ("rollout.agent=...", "rollout.agents_file=FILE")),
-        ({"extra_info": {"interaction_kwargs": {"name": "evil.py:User"}}}, ("rollout.interactions_file=FILE",)),
+        ({"agent_name": "evil.py:loop"}, ("rollout.agent=...", "verl.agents_file=FILE")),
+        ({"agent_name": "this:d"}, ("rollout.agent=...", "verl.agents_file=FILE")),
+        ({"extra_info": {"interaction_kwargs": {"name": "evil.py:User"}}}, ("verl.interactions_file=FILE",)),
         ({"interaction_kwargs": {"name": "evil.User"}}, ("rollout.interaction=...",)),
         ({"extra_info": {"tool_selection": ["evil.py:loop"]}}, ("which nobody offers",)),
     ],
@@ -111,17 +117,17 @@ def test_commands_name_the_row_and_what_to_write(
 
 def test_what_the_config_names_rows_may_name(folder: Path) -> None:
     Path("friendly.py").write_text(EVIL)
-    rollout = RolloutConfig(agent="friendly.py:loop", interaction="friendly.py:User")
+    config = Config(rollout=RolloutConfig(agent="friendly.py:loop", interaction="friendly.py:User"))
     sample = Sample("a", (Message(Role.USER, "x"),), "s", agent="friendly.py:loop", interaction=InteractionSpec("friendly.py:User"))  # fmt: skip
-    plan = Plan([sample], rollout, Toolbox([], rollout), Interactions(rollout))
+    plan = plan_for(sample, config)
     assert [route.agent for route in plan.routes] == ["friendly.py:loop"] and (folder / "imported").exists()
     Path("agents.yaml").write_text("- name: mine\n  _target_: friendly.py:loop\n")
     Path("users.yaml").write_text("interaction:\n- name: me\n  class_name: friendly.User\n")
-    rollout = RolloutConfig(agents_file="agents.yaml", interactions_file="users.yaml")
+    config = with_section(Config(), VerlConfig(agents_file="agents.yaml", interactions_file="users.yaml"))
     sample = Sample("a", (Message(Role.USER, "x"),), "s", agent="mine", interaction=InteractionSpec("me"))
-    assert [route.agent for route in Plan([sample], rollout, Toolbox([], rollout), Interactions(rollout)).routes] == ["mine"]  # fmt: skip
+    assert [route.agent for route in plan_for(sample, config).routes] == ["mine"]
     with pytest.raises(PluginError, match="neither built in nor named by the config"):
-        Plan([Sample("a", sample.prompt, "s", agent="friendly.py:loop")], rollout, Toolbox([], rollout), Interactions(rollout))  # fmt: skip
+        plan_for(Sample("a", sample.prompt, "s", agent="friendly.py:loop"), config)
 
 
 def test_samples_of_a_program_and_recorded_ones_are_held_to_the_same(folder: Path) -> None:

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from turnwise.config import RolloutConfig
+from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError
-from turnwise.rollout.interaction_sessions import Interactions
-from turnwise.rollout.interactions.scripted import ScriptedInteraction, is_like, read_turns
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.rollout.users.loading import Users
+from turnwise.rollout.users.scripted import ScriptedUser, is_like, read_turns
 from turnwise.types import InteractionSpec, StopReason
 
 SHOPPER = """
@@ -40,8 +40,8 @@ def test_conditions_choose_what_is_said_and_what_an_answer_is_worth(theatre, sam
         "42",
     ]
     assert [turn.user_score for turn in trajectory.turns] == [0.1, None, 0.0, None, 1.0]
-    assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.artifacts["interaction_score"] == 1.0
-    assert trajectory.artifacts["interaction_notes"][-1] == {"script_turn": 0, "said": "Thanks, Ada!"}
+    assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.facts.user_score == 1.0
+    assert trajectory.facts.user_notes[-1] == {"script_turn": 0, "said": "Thanks, Ada!"}
     show.check_tokens(trajectory)
 
 
@@ -51,7 +51,7 @@ def test_a_row_brings_a_script_of_its_own(theatre, sample):
     trajectory = theatre.show(["Six.", "So?", "Nothing."], samples=[one]).play()
     assert [turn.replies[0].text for turn in trajectory.turns[:-1]] == ["And eight?", "Well?"]
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.turns[-1].replies == []
-    assert trajectory.artifacts["interaction_notes"][-1] == {"script_turn": None}, "nothing was left to say"
+    assert trajectory.facts.user_notes[-1] == {"script_turn": None}, "nothing was left to say"
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,12 @@ def test_a_row_brings_a_script_of_its_own(theatre, sample):
         ({"turns": [{"say": "It is {ground_truth}."}]}, "which interaction_kwargs lacks"),
     ],
 )
-def test_a_row_that_cannot_be_played_fails_alone_and_is_forgotten(theatre, sample, kwargs, words):
+def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words):
     one = sample(interaction=InteractionSpec("scripted", kwargs))
     show = theatre.show(["Hm."], samples=[one])
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.FAILED
     assert re.search(words, trajectory.failure), trajectory.failure
-    assert show.context.interactions.get("scripted")._episodes == {}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +92,9 @@ def test_wrong_scripts_are_refused_with_their_place(turns, words):
 
 def test_wrong_options_are_refused_before_the_run(tmp_path):
     def make(**kwargs):
-        return Interactions(RolloutConfig(interaction="scripted", interaction_kwargs=kwargs)).get("scripted")
+        return Users(Config(rollout=RolloutConfig(interaction="scripted", interaction_kwargs=kwargs))).get("scripted")
 
-    with pytest.raises(ConfigError, match="unknown option of interaction 'scripted' 'flie'"):
+    with pytest.raises(ConfigError, match="interaction scripted: unknown option 'flie': did you mean 'file'"):
         make(flie="a")
     with pytest.raises(ConfigError, match="no file absent.yaml"):
         make(file="absent.yaml")
@@ -117,16 +116,15 @@ def test_no_ground_truth_fails_the_episode_by_name(theatre, sample):
     turns = [{"when": {"right": True}, "say": "Yes.", "end": True}]
     show = theatre.show(["#### 1"], samples=[one], interaction="scripted", interaction_kwargs={"turns": turns})
     trajectory = show.play()
-    assert "interaction 'scripted': generate_response: DataError" in trajectory.failure
+    assert "interaction 'scripted': reply: DataError" in trajectory.failure
 
 
-def test_many_episodes_share_one_user_and_leave_nothing(theatre, sample, shopper):
+def test_many_episodes_share_one_script(theatre, sample, shopper):
     samples = [sample(f"t:{n}", info={"interaction_kwargs": {"person": "P"}}) for n in range(20)]
     show = theatre.show(["#### 1", "#### 42"], samples=samples, **shopper)
 
     async def play():
         return await asyncio.gather(*(show.episode(n) for n in range(20)))
 
-    assert {one.artifacts["interaction_score"] for one in asyncio.run(play())} == {1.0}
-    user = show.context.interactions.get("scripted")
-    assert isinstance(user, ScriptedInteraction) and user._episodes == {}
+    assert {one.facts.user_score for one in asyncio.run(play())} == {1.0}
+    assert isinstance(show.context.users.get("scripted"), ScriptedUser)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.chat.renderer import History
-from turnwise.report import step_metrics
+from turnwise.config.choices import HistoryPolicy
+from turnwise.reports.evaluation import step_metrics
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.training.sequences import to_sequences
 from turnwise.types import Ledger, Origin, StopReason
@@ -35,7 +35,7 @@ def thought(text, words="long thoughts about six and seven"):
 
 @pytest.fixture
 def segmenting(theatre):
-    return theatre.renderer_with(FORGETFUL, History.SEGMENT)
+    return theatre.renderer_with(FORGETFUL, HistoryPolicy.segment)
 
 
 def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
@@ -123,7 +123,7 @@ def test_the_context_is_that_of_the_new_ledger(theatre, segmenting):
 
 
 def test_refused_unless_asked_for(theatre):
-    strict = theatre.renderer_with(FORGETFUL, History.REFUSE)
+    strict = theatre.renderer_with(FORGETFUL, HistoryPolicy.refuse)
     show = theatre.show([thought("#### 41")], renderer=strict, interaction="code_verify")
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.FAILED, "what a policy wrote ends its episode, not the run"

@@ -3,59 +3,69 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
-from turnwise import time_budget
 from turnwise.chat.formats import hermes
-from turnwise.chat.history import History
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import EpisodeError
 from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.rollout.episode import run_episode
-from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import tool
+from turnwise.rollout.users.user import Reply
+from turnwise.system import time_budget
 from turnwise.types import CallStatus, FinishReason, Image, Message, Role, StopReason, Text
 
 ME = __name__
 
 
-class Watcher(BaseInteraction):
+class Watcher:
     """Asks until it has said `times` things, and keeps what it saw."""
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.seen = []
-        self.scored = []
-        self.live = {}
+    seen: ClassVar[list[str]] = []
+    scored: ClassVar[list[str]] = []
+    live: ClassVar[set[str]] = set()
 
-    async def start_interaction(self, instance_id=None, **kwargs):
-        self.live[instance_id] = 0
-        return instance_id
+    def __init__(self, times: int = 10**9):
+        self.times = times
 
-    async def generate_response(self, instance_id, messages, **kwargs):
-        assert messages[-1]["role"] == "assistant"
-        self.seen.append(last_assistant_text(messages))
-        self.live[instance_id] += 1
-        ends = self.live[instance_id] > self.config.get("times", 10**9)
-        return ends, "Are you sure?", 0.5, {}
+    async def start(self, context):
+        self.id = context.id
+        self.live.add(self.id)
 
-    async def calculate_score(self, instance_id, **kwargs):
-        self.scored.append(instance_id)
+    async def reply(self, turn):
+        assert turn.messages[-1].role is Role.ASSISTANT
+        self.seen.append(turn.messages[-1].text)
+        return Reply("Are you sure?", 0.5, end=turn.number > self.times)
+
+    async def score(self):
+        self.scored.append(self.id)
         return 0.25
 
-    async def finalize_interaction(self, instance_id, **kwargs):
-        del self.live[instance_id]
+    async def close(self):
+        self.live.remove(self.id)
 
 
 class Patience(Watcher):
     """Never answers."""
 
-    async def generate_response(self, instance_id, messages, **kwargs):
-        self.seen.append(last_assistant_text(messages))
+    async def reply(self, turn):
+        self.seen.append(turn.messages[-1].text)
         await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen():
+    forget()
+
+
+def forget():
+    """What the users of earlier episodes saw."""
+    for book in (Watcher.seen, Watcher.scored, Watcher.live):
+        book.clear()
 
 
 @tool
@@ -84,16 +94,17 @@ def watched(theatre, said, *, tools=(calculate,), times=10**9, user="Watcher", *
 
 def check(show, reason, *, last, turns, user="Watcher"):
     """The reason stands, the ledger is exact, the last answer is there and the user has seen it, once."""
+    forget()
     trajectory = show.play()
-    watcher = show.context.interactions.get(f"{ME}:{user}")
+    watcher = Watcher
     show.check_tokens(trajectory)
     assert trajectory.stop_reason is reason
     assert trajectory.failure is None
     assert len(trajectory.turns) == turns
     assert trajectory.answers[-1].text == last
     assert watcher.seen[-1] == last
-    assert watcher.live == {}
-    assert trajectory.artifacts["interaction_score"] == 0.25
+    assert watcher.live == set()
+    assert trajectory.facts.user_score == 0.25
     assert len(watcher.scored) == 1
     assert sum(show.sampler.released.values()) == len(trajectory.segments)
     return trajectory, watcher
@@ -163,7 +174,7 @@ def test_turn_truncated_inside_a_tool_call_runs_nothing(theatre, call):
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.TURN_TRUNCATED
     assert trajectory.calls == []
-    assert show.context.interactions.get(f"{ME}:Watcher").seen == [trajectory.answers[0].text]
+    assert Watcher.seen == [trajectory.answers[0].text]
 
 
 @pytest.mark.parametrize("spare", [0, 1])
@@ -183,7 +194,7 @@ def test_context_full_before_the_first_word(theatre):
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL
     assert trajectory.turns == [] and trajectory.answers == []
     assert trajectory.render_check is None
-    assert show.context.interactions.get(f"{ME}:Watcher").live == {}
+    assert Watcher.live == set()
 
 
 def test_the_tighter_of_two_limits_is_the_reason(theatre):
@@ -313,12 +324,12 @@ def test_failed(theatre, call, kind):
     if kind == "sampler":
         show.sampler.error, show.sampler.error_at = EpisodeError("the engine lost the request"), 1
     trajectory = show.play()
-    watcher = show.context.interactions.get(f"{ME}:Watcher")
+    watcher = Watcher
     assert trajectory.stop_reason is StopReason.FAILED
     assert trajectory.failure == ("the engine lost the request" if kind == "sampler" else "the sandbox is gone")
     assert trajectory.answers[0].text == "a" == watcher.seen[0]
-    assert watcher.live == {} and watcher.scored == []
-    assert "interaction_score" not in trajectory.artifacts
+    assert watcher.live == set() and watcher.scored == []
+    assert trajectory.facts.user_score is None
     assert trajectory.turns[0].user_score == 0.5
     if kind == "tool":
         assert [record.status for record in trajectory.calls] == [CallStatus.ERROR]
@@ -389,7 +400,7 @@ PICKY = """
 """
 
 
-@pytest.mark.parametrize("history", History)
+@pytest.mark.parametrize("history", HistoryPolicy)
 def test_words_that_the_template_cannot_show(theatre, history):
     picky = theatre.renderer_with(PICKY, history)
     show = theatre.show(["a zebra #### 41", "#### 42"], renderer=picky, interaction="code_verify")
@@ -404,6 +415,8 @@ DEAF = PICKY.replace('m.role == "assistant" and "zebra" in m.content and not loo
 
 def test_a_conversation_that_the_template_cannot_show_fails_its_episode_only(theatre):
     """Not because of the policy's words: it is no end that could be scored, and no reason to stop the others."""
-    show = theatre.show(["#### 41"] * 4, renderer=theatre.renderer_with(DEAF, History.AUTO), interaction="code_verify")
+    show = theatre.show(
+        ["#### 41"] * 4, renderer=theatre.renderer_with(DEAF, HistoryPolicy.auto), interaction="code_verify"
+    )
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.FAILED and "no zebras" in trajectory.failure

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import pytest
 
 from turnwise import ToolClass, ToolContext, ToolError
-from turnwise.choices import Lifecycle
-from turnwise.config import RolloutConfig
+from turnwise.config import Config, RolloutConfig
+from turnwise.config.choices import Lifecycle
 from turnwise.errors import PluginError
-from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.tool_classes import class_tool
-from turnwise.rollout.tool_loading import as_tool
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.classes import class_tool
+from turnwise.rollout.toolbox.loading import as_tool
+from turnwise.rollout.toolbox.toolbox import Toolbox
+from turnwise.rollout.users.loading import Users
 from turnwise.types import CallStatus, Sample, ToolCall, ToolResult
 
 happened: list[str] = []
@@ -285,4 +285,4 @@ def test_a_row_that_gives_what_nobody_reads_is_refused(kwargs, problem):
     config = RolloutConfig()
     box = Toolbox([as_tool(Counter)], config)
     with pytest.raises(PluginError, match=f"sample s: .*{problem}"):
-        Plan([Sample("s", (), "d", tools_kwargs={"counter": kwargs})], config, box, Interactions(config))
+        Plan([Sample("s", (), "d", tools_kwargs={"counter": kwargs})], Config(), box, Users(Config()))

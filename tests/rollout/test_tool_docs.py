@@ -10,8 +10,8 @@ import yaml
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.rollout.tool_files import read_tool_file
-from turnwise.rollout.tool_options import OPTIONS
+from turnwise.rollout.toolbox.files import read_tool_file
+from turnwise.rollout.toolbox.options import OPTIONS
 from turnwise.types import CallStatus
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "tools.md").read_text()
@@ -76,7 +76,7 @@ def test_the_file_of_tools_and_a_rows_arguments(folder: Path) -> None:
         "9 C", "39.2 F", "Error: no city 'Rome'; there are Oslo, Lima, Bonn", "rain in Lima",
         "Plan:\none", "Plan:\none\ntwo", "Error: the notebook has 3 lines and is full", "42",
     ]  # fmt: skip
-    assert played.artifacts["tool_rewards"] == {"notebook": 1.5}
+    assert played.facts.tool_rewards == {"notebook": 1.5}
     assert (played.reward, played.parts["notebook"]) == (2.5, 1.5)
 
 

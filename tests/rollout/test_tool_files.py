@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.choices import Keep, Lifecycle
 from turnwise.config import RolloutConfig
+from turnwise.config.choices import Keep, Lifecycle
 from turnwise.errors import TurnwiseError
-from turnwise.rollout.tool_files import load_tools, read_tool_file
-from turnwise.rollout.tool_options import ToolOptions, ToolWithOptions
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.files import load_tools, read_tool_file
+from turnwise.rollout.toolbox.options import ToolOptions, ToolWithOptions
+from turnwise.rollout.toolbox.toolbox import Toolbox
 
 MODULE = '''
 from turnwise import ToolClass, tool
@@ -123,12 +123,14 @@ def renamed(name):
         ({"class_name": "own_tools.Neither"}, "is not a tool but a class"),
         ({"class_name": "own_tools.plain"}, "own_tools.plain is not a class; an object or a function is `function`"),
         ({"class_name": "own_tools.Mine", "config": 3}, "config must be a mapping, not 3"),
-        ({"class_name": "own_tools.Mine", "config": {"type": "nativ"}}, "config.type: unknown type 'nativ'"),
+        ({"class_name": "own_tools.Verls", "config": {"type": "nativ"}}, "config.type: unknown type 'nativ'"),
         ({"class_name": "own_tools.Mine", "schema": SCHEMA}, "unknown key 'schema': did you mean 'tool_schema'"),
-        ({"mcp": "server"}, "mcp must say which server"),
-        ({"class_name": "own_tools.Mine", "config": {"type": "mcp"}, "mcp": {}}, "own_tools.Mine would not be used"),
-        ({"mcp": {"url": "http://x"}, "config": {"retries": 3}}, "config: unknown key 'retries'"),
-        ({"mcp": {"url": "http://x"}, "config": {"timeout": -1}}, "timeout must be more than 0"),
+        ({"mcp": "server"}, "mcp: describe a server as"),
+        ({"class_name": "own_tools.Mine", "mcp": {"url": "http://x"}}, "own_tools.Mine would not be asked"),
+        ({"class_name": "own_tools.Verls", "config": {"type": "mcp"}}, "mcp must say which server"),
+        ({"mcp": {"url": "http://x"}, "time_out": 3}, "unknown key 'time_out': did you mean 'timeout'"),
+        ({"mcp": {"url": "http://x"}, "config": {"retries": 3}}, "config: unknown option 'retries'"),
+        ({"mcp": {"url": "http://x"}, "config": {"timeout": -1}}, "timeout: Input should be greater than 0"),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_named_with_its_place(write, entry, problem):

@@ -5,13 +5,14 @@ import base64
 
 import pytest
 
-from turnwise import time_budget, tool
-from turnwise.choices import Keep, Lifecycle
+from turnwise import tool
 from turnwise.config import RolloutConfig
+from turnwise.config.choices import Keep, Lifecycle
 from turnwise.errors import ConfigError, PluginError
-from turnwise.rollout.tool_options import RateLimit, ToolOptions, read_options, with_options
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.options import RateLimit, ToolOptions, read_options, with_options
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
+from turnwise.system import time_budget
 from turnwise.types import CallStatus, Image, Sample, Text, ToolCall, ToolResult
 
 PIXEL = base64.b64decode(

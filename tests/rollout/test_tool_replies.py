@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.choices import Keep
-from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN, MOST_PER_TOKEN, fit
+from turnwise.config.choices import Keep
+from turnwise.rollout.toolbox.replies import CHARACTERS_PER_TOKEN, MOST_PER_TOKEN, fit
 
 
 def cut(text, limit, keep=Keep.both, spans=None):

@@ -1,6 +1,6 @@
 """Tools that do not work are seen: counts by tool, the commonest error, a sentence for those that mostly fail."""
 
-from turnwise.rollout.tool_report import NO_SUCH_TOOL, UNREADABLE, tool_reports, warnings
+from turnwise.rollout.toolbox.report import NO_SUCH_TOOL, UNREADABLE, tool_reports, warnings
 from turnwise.types import (
     CallRecord,
     CallStatus,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.choices import Keep
+from turnwise.config.choices import Keep
 from turnwise.errors import EpisodeError, PluginError, ToolError
-from turnwise.rollout.toolbox import clean
+from turnwise.rollout.toolbox.toolbox import clean
 from turnwise.types import CallStatus, Image, ToolResult
 
 

@@ -6,7 +6,8 @@ import copy
 import pytest
 
 from turnwise.errors import PluginError, ToolError
-from turnwise.rollout.tools.tool import ToolContext, tool, validate
+from turnwise.rollout.toolbox.schema import ArgumentChecker
+from turnwise.rollout.tools.tool import ToolContext, tool
 from turnwise.types import Sample
 
 RAW = {
@@ -39,10 +40,11 @@ def test_a_raw_schema_is_kept_to_the_letter_and_checked_against():
         return "ok"
 
     assert search.schema is given and given == RAW
-    validate(search, {"query_list": ["a"]})
+    checker = ArgumentChecker.of(search.schema, search.name)
+    checker.check_now({"query_list": ["a"]})
     for bad in ({}, {"query_list": []}, {"query_list": [1]}, {"query_list": ["a"], "more": 1}):
         with pytest.raises(ToolError, match="bad arguments for search"):
-            validate(search, bad)
+            checker.check_now(bad)
 
 
 def test_a_raw_schema_may_go_with_keyword_arguments():

@@ -8,7 +8,7 @@ import pytest
 from turnwise.config import RolloutConfig
 from turnwise.errors import EpisodeError, PluginError
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
 from turnwise.types import CallStatus, Sample, ToolCall
 

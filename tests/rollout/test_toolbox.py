@@ -6,10 +6,10 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
-from turnwise.config import RolloutConfig, SandboxConfig
+from turnwise.config import Config, RolloutConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.tool_loading import as_tool, builtin_tools, load_tool
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox.loading import as_tool, builtin_tools, load_tool
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import ToolContext, tool
 from turnwise.types import CallStatus, Sample, ToolCall, ToolResult
@@ -233,5 +233,5 @@ def test_samples_select_tools_and_builtin_ones_join():
 
 
 def test_a_schema_is_asked_for_once_however_often_a_tool_makes_it():
-    box = Toolbox([load_tool("python", SandboxConfig())], RolloutConfig())
+    box = Toolbox([load_tool("python", Config())], RolloutConfig())
     assert box.schemas(["python"])[0] is box.schemas(["python"])[0]

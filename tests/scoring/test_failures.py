@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from turnwise.errors import DataError, ScoringFailed, TurnwiseError
-from turnwise.retrying import AttemptFailed
 from turnwise.scoring.failures import ScoringStats, check_scoring, counted, retry_policy, score_retrying, within
 from turnwise.scoring.scorer import apply, evaluate
+from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Message, Role, Sample, StopReason, Trajectory
 
 

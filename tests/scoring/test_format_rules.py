@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.format_rules import MAX_READ, format_rules
+from turnwise.scoring.rules.format_rules import MAX_READ, format_rules
 from turnwise.scoring.scorer import Score
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
+from turnwise.data.number_answers import extract_answer, extract_loose
 from turnwise.errors import DataError
-from turnwise.scoring.gsm8k import (
-    extract_answer,
-    extract_flexible,
-    extract_loose,
-    extract_strict,
-    gsm8k,
-    gsm8k_flexible,
-    gsm8k_strict,
-)
+from turnwise.scoring.rules.gsm8k import extract_flexible, extract_strict, gsm8k, gsm8k_flexible, gsm8k_strict
 from turnwise.scoring.scorer import Score, evaluate
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 

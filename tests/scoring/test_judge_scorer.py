@@ -12,10 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "judge"))  # test files are imported by path
 from judge_servers import GOOD, says, unreliable
 
-from turnwise.compose import configure
+from turnwise.data.compose import configure
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.scoring.judge.judge import take_metrics
-from turnwise.scoring.judge_scorer import answer_of
+from turnwise.scoring.judge.scorer import answer_of
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring

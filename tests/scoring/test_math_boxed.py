@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
-from turnwise.scoring.boxed import boxes, tagged
-from turnwise.scoring.math_boxed import find_answer, is_same, math_boxed, tidy
-from turnwise.scoring.math_process import Checker, Checkers
+from turnwise.scoring.rules.boxed import boxes, tagged
+from turnwise.scoring.rules.math_boxed import find_answer, is_same, math_boxed, tidy
+from turnwise.scoring.rules.math_process import MathCheckers
 from turnwise.scoring.scorer import Score
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -33,10 +33,10 @@ def trajectory(text: str, truth: Any) -> Trajectory:
 
 
 @pytest.fixture
-def checker() -> Iterator[Checker]:
-    one = Checker()
-    yield one
-    one.close()
+def checker() -> Iterator[MathCheckers]:
+    checkers = MathCheckers(processes=1)
+    yield checkers
+    checkers.close()
 
 
 def test_outcomes_and_parts() -> None:
@@ -152,42 +152,40 @@ def test_many_at_once_in_one_loop() -> None:
     assert asyncio.run(ask()) == [False, False, True, False]
 
 
-def test_an_answer_that_is_too_much_is_wrong_and_the_next_is_compared(checker: Checker) -> None:
+def test_an_answer_that_is_too_much_is_wrong_and_the_next_is_compared(checker: MathCheckers) -> None:
     for bomb in ("10^{10^{10}}", "9^{9^{9^{9}}}", "100000000!"):
-        assert not checker.equal(("18",), bomb, 0.2)
-    assert checker.equal(HALF, "0.5", 5.0)
+        assert not checker.compare(("18",), bomb, 0.2)
+    assert checker.compare(HALF, "0.5", 5.0)
 
 
-def test_a_process_that_dies_between_questions_is_replaced(checker: Checker) -> None:
-    assert checker.equal(HALF, "0.5", 5.0)
-    assert checker._process is not None
-    os.kill(checker._process.pid, signal.SIGKILL)
-    checker._process.wait()
-    assert checker.equal(HALF, "0.5", 5.0)
+def test_a_process_that_dies_between_questions_is_replaced(checker: MathCheckers) -> None:
+    assert checker.compare(HALF, "0.5", 5.0)
+    (clocked,) = checker._all
+    assert clocked._process is not None
+    os.kill(clocked._process.pid, signal.SIGKILL)
+    clocked._process.wait()
+    assert checker.compare(HALF, "0.5", 5.0)
 
 
-def test_a_machinery_that_fails_twice_is_no_verdict(
-    checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machinery_that_fails_twice_is_no_verdict(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import sys; sys.stdin.readline(); sys.exit(7)")
-    monkeypatch.setattr("turnwise.scoring.math_process._SCRIPT", broken)
-    with pytest.raises(ScoringFailed, match="status 7"):
-        checker.equal(HALF, "0.5", 5.0)
+    with pytest.raises(ScoringFailed, match="the math checker: its process ended twice, at last with exit status 7"):
+        MathCheckers(broken).compare(HALF, "0.5", 5.0)
 
 
-def test_a_silent_process_is_no_verdict(checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = tmp_path / "silent.py"
     silent.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("turnwise.scoring.math_process._SCRIPT", silent)
-    monkeypatch.setattr("turnwise.scoring.math_process.SPARE_SECONDS", 0.1)
-    with pytest.raises(ScoringFailed, match="did not answer"):
-        checker.equal(HALF, "0.5", 0.1)
-    assert checker._process is None
+    monkeypatch.setattr("turnwise.system.children.SPARE_SECONDS", 0.1)
+    checkers = MathCheckers(silent, processes=1)
+    with pytest.raises(ScoringFailed, match="did not answer within 0.2 s"):
+        checkers.compare(HALF, "0.5", 0.1)
+    assert checkers._all[0]._process is None
 
 
 def test_what_was_compared_is_not_compared_again() -> None:
-    many = Checkers()
+    many = MathCheckers()
     try:
         assert asyncio.run(many.equal(HALF, "0.5", 5.0))
         many.close()
@@ -201,7 +199,7 @@ def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
     """The checkers' standard input ends with the host, kill -9 included."""
     code = """
 import asyncio, os, signal
-from turnwise.scoring.math_process import checkers
+from turnwise.scoring.rules.math_process import checkers
 asyncio.run(checkers.equal(("\\\\frac{1}{2}",), "0.5", 5.0))
 print(*(one._process.pid for one in checkers._all), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

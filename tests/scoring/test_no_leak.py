@@ -2,18 +2,18 @@
 
 import asyncio
 import importlib
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.plugins import names_in
-from turnwise.rollout import interactions
+from turnwise.rollout.users.loading import builtin_users
+from turnwise.rollout.users.user import UserTurn
+from turnwise.types import Message, Role, Sample
 
-SAID_BY_OTHERS = {"base", "llm_user", "scripted"}
+SAID_BY_OTHERS = {"llm_user", "scripted"}
 """What these say is a plug-in's, a model's or the script's in a row: none of it is ours to keep free of the answer."""
-USERS = [name for name in names_in(interactions.__name__) if name not in SAID_BY_OTHERS]
+USERS = [name for name in builtin_users() if name not in SAID_BY_OTHERS]
 TRUTHS = st.one_of(
     st.integers().map(str),
     st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str),
@@ -27,16 +27,17 @@ def replies(name: str, truth: str, answers: list[str]) -> list[str]:
     """Everything the user says to these answers; the question holds the truth, so that it could be repeated."""
 
     async def talk() -> list[str]:
-        user = importlib.import_module(f"{interactions.__name__}.{name}").INTERACTION({"name": name})
-        identity = await user.start_interaction("i", ground_truth=truth, query=truth)
-        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Is it {truth}?"}]
-        said = []
-        for answer in answers:
-            messages.append({"role": "assistant", "content": answer})
-            _, text, _, _ = await user.generate_response(identity, messages, ground_truth=truth)
-            messages.append({"role": "user", "content": text})
-            said.append(text)
-        await user.finalize_interaction(identity)
+        user = getattr(importlib.import_module(f"turnwise.rollout.users.{name}"), name)
+        question = Message(Role.USER, f"Is it {truth}?")
+        messages, said, own = [question], [], []
+        for number, answer in enumerate(answers, 1):
+            own.append(Message(Role.ASSISTANT, answer))
+            messages.append(own[-1])
+            facts = {"ground_truth": truth, "query": truth}
+            sample = Sample("s", (question,), "test", truth)
+            reply = await user(UserTurn(sample, tuple(messages), tuple(own), (), number, facts))
+            messages.append(Message(Role.USER, reply.text))
+            said.append(reply.text)
         return said
 
     return asyncio.run(talk())

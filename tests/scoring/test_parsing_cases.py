@@ -218,7 +218,7 @@ PROGRAMS: list[tuple[str, tuple[str | Message, ...], str | None]] = [
 
 @pytest.mark.parametrize(("said", "program"), [row[1:] for row in PROGRAMS], ids=[row[0] for row in PROGRAMS])
 def test_last_code(said: tuple[str | Message, ...], program: str | None) -> None:
-    from turnwise.scoring.code_tests import last_code
+    from turnwise.ext.sandbox.scoring.code_tests import last_code
 
     found = last_code(episode(said, None))
     assert (None if found is None else found.strip()) == program

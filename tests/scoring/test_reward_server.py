@@ -13,21 +13,21 @@ import httpx
 import pytest
 from PIL import Image
 
-from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
+from turnwise.config.choices import ScoringRun
 from turnwise.errors import ConfigError, PluginError
-from turnwise.plugins import load
-from turnwise.scoring import worker
 from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, ScorerSpec, evaluate
+from turnwise.scoring.runners import worker
+from turnwise.scoring.scorer import KEPT_SCORERS, ScorerSpec, builtin_scorers, evaluate
 from turnwise.scoring.service import make_runner
 from turnwise.storage.trajectory_rows import to_row
+from turnwise.system.plugins import load
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
-reward_server = importlib.import_module("turnwise.scoring.server")
+reward_server = importlib.import_module("turnwise.scoring.runners.server")
 
 TOKEN = "a-token-for-tests"
 JSON = {"Content-Type": "application/json"}
@@ -208,7 +208,7 @@ def test_what_names_code_addresses_files_or_levels_is_refused_by_name(tmp_path):
 
 
 def test_every_option_of_every_scorer_is_either_declared_or_refused():
-    for name, source in BUILTIN.items():
+    for name, source in builtin_scorers().items():
         parameters = set(list(inspect.signature(load(source, "scorer")).parameters)[1:])
         assert declared_options(name) <= parameters
         assert parameters - declared_options(name) == parameters & set(NEVER.get(name, ())) | {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
-from turnwise.sandbox.opening import open_pool
-from turnwise.sandbox.process import SandboxUnavailable
-from turnwise.scoring.code_sandbox import sandbox_config
+from turnwise.config.choices import ScoringRun
+from turnwise.ext.sandbox.opening import open_pool
+from turnwise.ext.sandbox.process import SandboxUnavailable
+from turnwise.ext.sandbox.scoring.code_tests import sandbox_config
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.service import make_runner
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from turnwise.data.task import known_scorers
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
-from turnwise.scoring.gsm8k import gsm8k
+from turnwise.scoring.rules.gsm8k import gsm8k
+from turnwise.scoring.rules.text_match import exact_match
 from turnwise.scoring.scorer import (
     Score,
     ScorerSpec,
@@ -23,10 +25,7 @@ from turnwise.scoring.scorer import (
     score_answer,
     turns_before_feedback,
 )
-from turnwise.scoring.sources import spec_for
-from turnwise.scoring.text_match import exact_match
-from turnwise.scoring.truths import check_truths
-from turnwise.task import known_scorers
+from turnwise.scoring.service import spec_for
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -168,16 +167,6 @@ def test_one_of_many_that_raises_what_stops_a_run_is_raised_alone() -> None:
     assert all(one.reward is None for one in many)
 
 
-def test_words_beside_a_verl_score_are_remarks() -> None:
-    def compute_score(data_source: str, solution_str: str, ground_truth: str) -> dict[str, Any]:
-        return {"score": 0.5, "acc": 1, "critique": "too long", "empty": "", "list": [1]}
-
-    trajectory = episode()
-    asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), trajectory))
-    assert (trajectory.reward, trajectory.parts) == (0.5, {"acc": 1.0})
-    assert trajectory.remarks == [Remark("critique", "too long")]
-
-
 def test_remarks_come_with_the_reward_and_do_not_stay_with_an_earlier_answer() -> None:
     said = (Remark("me", "wordy", 0.5), Remark("me", "y" * 20_000, turn=1))
     trajectory = reward_of(Score(0.5, remarks=said))
@@ -205,45 +194,6 @@ def test_scorers_are_found_by_source_then_default_then_known() -> None:
     assert spec_for("HuggingFaceH4/MATH-500", {}) == "math"
 
 
-VERLS_SOURCES = [
-    "openai/gsm8k", "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math",
-    "math_dapo_reasoning", "aime2024", "aime_2025", "aime", "numina_aops_forum", "numina_synthetic_math", "numina_amc_aime",
-    "numina_synthetic_amc", "numina_cn_k12", "numina_olympiads", "codecontests", "apps", "codeforces", "taco", "hiyouga/geometry3k",
-    "searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa", "searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle",
-]  # fmt: skip
-"""All that verl's default_compute_score has a rule for, in 0.6.1, 0.7.0 and its main branch of August 2026."""
-
-
-def test_every_source_that_verl_scores_by_default_is_scored_here() -> None:
-    for source in VERLS_SOURCES:
-        ScorerSpec(spec_for(source, {}, known_scorers())).make()
-
-
-@pytest.mark.parametrize(
-    ("source", "answer", "reward", "parts"),
-    [
-        ("math_dapo", "So.\nAnswer: 34", 1.0, {"acc": 1.0}),
-        ("math_dapo", "So.\nAnswer: 35", -1.0, {"acc": 0.0}),
-        ("math_dapo", "I do not know.", -1.0, {"acc": 0.0}),
-        ("aime2024", "It is \\boxed{34}", 1.0, {"acc": 1.0}),
-        ("aime_2025", "Answer: $34$", 1.0, {"acc": 1.0}),
-        ("hiyouga/geometry3k", "<think>hm</think> \\boxed{34}", 1.0, {}),
-        ("hiyouga/geometry3k", "\\boxed{34}", 0.9, {}),
-        ("hiyouga/geometry3k", "<think>hm</think> \\boxed{35}", 0.1, {}),
-    ],
-)
-def test_verls_rules_are_the_default_of_its_sources(
-    source: str, answer: str, reward: float, parts: dict[str, float]
-) -> None:
-    sample = dataclasses.replace(episode().sample, data_source=source, ground_truth="34")
-    turn = Turn(0, Message(Role.ASSISTANT, answer), FinishReason.STOP, 0, 3, 2)
-    trajectory = dataclasses.replace(episode(), sample=sample, turns=[turn])
-    found = asyncio.run(evaluate(ScorerSpec(spec_for(source, {})).make(), trajectory))
-    assert found.reward == pytest.approx(reward) and found.parts == parts
-    with pytest.raises(DataError, match="needs reward_model.ground_truth"):
-        check_truths(ScorerSpec("verl_default"), [dataclasses.replace(sample, ground_truth=None)])
-
-
 @pytest.mark.parametrize("score", [{5: 1.0}, {None: 1.0, "score": 1.0}, {"": 1.0}, Score(1.0, {5: 1.0}), Score(1.0, {}, {0: {5: 1.0}})])  # type: ignore[dict-item]  # fmt: skip
 def test_a_part_whose_name_is_no_text_is_refused(score: Any) -> None:
     """After the run is read back it would have another name, or the run could not be written at all."""
@@ -267,13 +217,6 @@ def test_options_are_the_parameters_after_the_trajectory() -> None:
     assert trajectory.reward == 0.25
     with pytest.raises(ConfigError, match="did you mean 'share'"):
         as_scorer(half, "m:half", {"shar": 1})
-
-    def compute_score(data_source: str, solution_str: str, ground_truth: str, bonus: float) -> float:
-        return bonus
-
-    trajectory = episode()
-    asyncio.run(apply(as_scorer(compute_score, "m:compute_score", {"bonus": 2.0}), trajectory))
-    assert trajectory.reward == 2.0
 
 
 def test_turns_get_scores_and_a_turn_that_is_not_there_is_an_error() -> None:
@@ -315,6 +258,38 @@ def test_plain_functions_async_or_not() -> None:
         asyncio.run(score(lambda trajectory: "high"))
 
 
+def test_the_own_contract_comes_first_then_trls_then_verls() -> None:
+    """Each is known by its parameters; a name of another contract among the options changes nothing."""
+
+    async def own(trajectory: Trajectory, *, completions: float = 1.0, ground_truth: str = "") -> float:
+        return completions
+
+    def annotated(it: Trajectory, *, solution_str: float = 2.0) -> float:
+        return solution_str if it.turns else 0.0
+
+    def trl(completions: list[Any], **columns: Any) -> list[float]:
+        return [3.0 for _ in completions]
+
+    def verl(data_source: str, solution_str: str, ground_truth: str, prompts: float = 4.0) -> float:
+        return prompts
+
+    def any_name(it: Any) -> float:
+        return 5.0 if isinstance(it, Trajectory) else 0.0
+
+    scorers = [as_scorer(function, "m:f") for function in (own, annotated, trl, verl, any_name)]
+    assert [asyncio.run(evaluate(scorer, episode())).reward for scorer in scorers] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_what_no_contract_fits_is_told_ours() -> None:
+    def two(one: Any, other: Any) -> float:
+        return 0.0
+
+    with pytest.raises(
+        PluginError, match=r"m:two takes \(one: Any, other: Any\); it must take \(trajectory\), and after"
+    ):
+        as_scorer(two, "m:two")
+
+
 def test_wrong_signatures_are_refused() -> None:
     def one_with_options(trajectory: Trajectory, weight: float = 2.0) -> float:
         return weight
@@ -323,33 +298,9 @@ def test_wrong_signatures_are_refused() -> None:
         return 0.0
 
     as_scorer(one_with_options, "m:one")
-    for bad in (lambda: 0.0, lambda a, b: 0.0, keyword_only, lambda solution_str, ground_truth: 0.0, 3):
+    for bad in (lambda: 0.0, lambda a, b: 0.0, keyword_only, 3):
         with pytest.raises(PluginError, match="m:bad"):
             as_scorer(bad, "m:bad")
-
-
-def test_verl_functions_see_the_last_answer_only() -> None:
-    seen: dict[str, Any] = {}
-
-    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **kw: Any) -> Any:
-        seen.update(locals())
-        return {"score": float(ground_truth in solution_str), "acc": True, "pred": "18"}
-
-    trajectory = episode()
-    asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), trajectory))
-    assert (trajectory.reward, trajectory.parts) == (1.0, {"acc": 1.0})
-    assert (seen["data_source"], seen["solution_str"], seen["ground_truth"]) == ("arithmetic", "#### 18", "18")
-    assert seen["extra_info"].pop("rollout_reward_scores") == {}
-    assert seen["extra_info"] == {"index": 4, "num_turns": 6, "turn_scores": [0.0, 1.0], "tool_rewards": [0.5]}
-    assert trajectory.sample.info == {"extra_info": {"index": 4}}
-
-
-def test_a_verl_dict_without_score_is_refused() -> None:
-    def compute_score(data_source: str, solution_str: str, ground_truth: str) -> Any:
-        return {"acc": 1.0}
-
-    with pytest.raises(PluginError, match="m:compute_score"):
-        asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), episode()))
 
 
 def test_a_scorer_from_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.compose import compose
 from turnwise.config import ScoringConfig
+from turnwise.data.compose import compose
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.scorer import evaluate
 from turnwise.scoring.service import Scoring

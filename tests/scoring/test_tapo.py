@@ -17,12 +17,12 @@ from PIL import Image as Pillow
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
-from turnwise.plugins import load
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.scoring.rules.tapo import is_well_formed
 from turnwise.scoring.scorer import Score, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
-from turnwise.scoring.tapo import is_well_formed
+from turnwise.system.plugins import load
 from turnwise.types import (
     CallRecord,
     CallStatus,

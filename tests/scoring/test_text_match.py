@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.scoring.rules.text_match import exact, exact_match, f1, inclusion, search_qa, text_match
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.sources import spec_for
-from turnwise.scoring.text_match import exact, exact_match, f1, inclusion, search_qa, text_match
+from turnwise.scoring.service import spec_for
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
 WORDS = st.lists(st.sampled_from(["red", "blue", "car", "bus"]), max_size=6)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turnwise.errors import StorageError
-from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
+from turnwise.storage.checkpoints import NewestCheckpoint, find_checkpoint, write_checkpoint
 from turnwise.storage.run_dir import RunDir
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_reason(run: RunDir, damage
 
 
 def test_a_run_without_checkpoints_has_none(run: RunDir) -> None:
-    assert find_checkpoint(run, read) == Found(None, [])
+    assert find_checkpoint(run, read) == NewestCheckpoint(None, [])
 
 
 def test_leftovers_of_a_killed_process_are_removed(run: RunDir) -> None:

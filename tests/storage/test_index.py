@@ -6,6 +6,7 @@ import math
 import pytest
 
 from turnwise.errors import StorageError
+from turnwise.ledger import TokenTrainingData
 from turnwise.storage.index import COLUMNS, entry_of, parse_line, record, shard_of
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories
@@ -20,7 +21,6 @@ from turnwise.types import (
     Role,
     Sample,
     StopReason,
-    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,

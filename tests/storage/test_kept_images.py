@@ -12,16 +12,17 @@ import pytest
 from PIL import Image as Picture
 from pyarrow import parquet
 
-from turnwise.cli import main
+from turnwise.commands.cli import main
 from turnwise.errors import DataError, StorageError
-from turnwise.image_sources import kept_name, read_image, unread
-from turnwise.replaying import Recorded
+from turnwise.reports.replay import Recorded
 from turnwise.storage.images import Album, is_kept, with_copies
 from turnwise.storage.index import record
 from turnwise.storage.kept_images import stored_name
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories, write_trajectories
-from turnwise.storage.trajectory_rows import SCHEMAS, to_row
+from turnwise.storage.trajectory_rows import to_row
+from turnwise.storage.trajectory_schema import SCHEMAS
+from turnwise.system.image_sources import kept_name, read_image, unread
 from turnwise.types import Branch, FinishReason, Image, Message, Role, Sample, StopReason, Text, Trajectory, Turn
 
 FILE = "eval/step_000000.parquet"
@@ -163,6 +164,7 @@ def test_an_older_file_is_read_as_it_is(run: RunDir) -> None:
     told = episode(VIEW, f"images/{'0' * 32}.png", stored_name(png("red")))
     Album(run).keep([told])
     row = to_row(told)
+    row["artifacts"] = json.dumps({"turnwise:branches": row["branches"]})
     parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["5"]), run.file(FILE))
     assert read_trajectories(run.path / FILE) == [told] == read_trajectories(run.path / FILE, unread=True)
 

@@ -1,22 +1,27 @@
 """Images among recorded tokens: in a run's files by digest and place, read back without a processor, prepared again."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import vision_processors as made
+from pyarrow import parquet
 
+from turnwise.chat.image_blocks import place_images
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.errors import StorageError
-from turnwise.ledger import Ledger, Origin
-from turnwise.media import Media, digest_of
+from turnwise.ledger import Ledger, Media, Origin
 from turnwise.storage.images import Album, prepare_again
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows, read_trajectories, write_trajectories
 from turnwise.storage.trajectory_rows import from_row, to_row
+from turnwise.storage.trajectory_schema import SCHEMAS
+from turnwise.system.image_bytes import digest_of
 from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Text, Trajectory, Turn
 
 
@@ -35,7 +40,7 @@ def trajectory(images: ImageProcessor, *contents: bytes, **fields: Any) -> Traje
             media = images.prepare(content)
             ledger.append([1, 2], Origin.PROMPT, 0)
             ledger.append(media.token_ids, Origin.PROMPT, 0)
-            ledger.place([media])
+            place_images(ledger, [media])
         ledger.append([3, 4], Origin.POLICY, 0, [-0.5, -0.25], 0)
     return Trajectory(
         sample=Sample("s", (Message(Role.USER, "?"),), "d"), sibling=0, step=0, messages=[], turns=[],
@@ -54,7 +59,7 @@ def test_images_are_kept_by_digest_and_come_back_at_their_places(images: ImagePr
         f"{first[0].media.digest}.png", f"{first[1].media.digest}.jpg"
     }  # fmt: skip
     for read in (read_trajectories(tmp_path / "a.parquet"), read_rows(tmp_path / "a.parquet", [0, 1])):
-        assert read == shown and "turnwise:media" not in read[0].artifacts
+        assert read == shown and read[0].artifacts == {}
         assert read[0].segments[0].media[0].media.content == b""
         with pytest.raises(RuntimeError, match="without having been prepared"):
             dict(read[0].segments[0].media[0].media.arrays)
@@ -89,15 +94,15 @@ def test_a_file_that_is_gone_changed_or_shown_otherwise_is_named(images: ImagePr
 
 @pytest.mark.parametrize("entry", [["../../etc", 0, 2], ["a" * 32, 0, 99], ["a" * 32, -1, 2], ["a" * 32, 0], "a", 3])
 def test_hostile_places_are_refused(images: ImageProcessor, entry: Any, tmp_path: Path) -> None:
-    shown = trajectory(images, artifacts={"turnwise:media": [[entry], []]})
-    write_trajectories(tmp_path / "a.parquet", [shown])
+    row = to_row(trajectory(images)) | {"artifacts": json.dumps({"turnwise:media": [[entry], []]})}
+    parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["6"]), tmp_path / "a.parquet")
     with pytest.raises(StorageError, match="damaged"):
         read_trajectories(tmp_path / "a.parquet")
 
 
 def test_text_only_rows_are_what_they_were(images: ImageProcessor) -> None:
     row = to_row(trajectory(images))
-    assert "media" not in row["artifacts"]
+    assert row["media"] == []
     assert np.array_equal(from_row(row).segments[0].token_ids, [3, 4])
 
 

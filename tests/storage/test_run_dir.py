@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.files import replacing
 from turnwise.storage.run_dir import RunDir
+from turnwise.system.files import replacing
 
 
 @contextlib.contextmanager

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from turnwise.errors import StorageError
-from turnwise.ledger import TOKEN_TRAINING, VersionRun
+from turnwise.ledger import TOKEN_TRAINING, TokenTrainingData, VersionRun
 from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories, write_jsonl, write_trajectories
-from turnwise.storage.trajectory_rows import SCHEMA, SCHEMAS, VERSION_KEY, from_row, to_row
+from turnwise.storage.trajectory_rows import from_row, to_row
+from turnwise.storage.trajectory_schema import SCHEMA, SCHEMAS, VERSION_KEY
 from turnwise.storage.transcript import transcript
 from turnwise.types import (
     Branch,
     CallRecord,
     CallStatus,
+    EnvironmentRecord,
+    EpisodeFacts,
     FinishReason,
     Image,
     InteractionSpec,
@@ -32,7 +35,6 @@ from turnwise.types import (
     Sample,
     StopReason,
     Text,
-    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -94,6 +96,7 @@ samples = st.builds(
     st.lists(st.builds(Image, short), max_size=1).map(tuple),
     objects,
 )
+parts = st.dictionaries(short, numbers, max_size=2)
 trajectories = st.builds(
     Trajectory,
     samples,
@@ -106,12 +109,22 @@ trajectories = st.builds(
     numbers,
     texts,
     objects,
-    st.none() | st.builds(RenderCheck, st.booleans(), st.booleans(), st.none() | counts),
+    st.none() | st.builds(RenderCheck, st.booleans(), st.booleans(), st.none() | counts, texts),
     st.none() | numbers,
     st.dictionaries(short, numbers, max_size=2),
     st.none() | numbers,
     st.none() | st.booleans(),
     st.lists(st.builds(Remark, short, short, st.none() | numbers, st.none() | counts), max_size=2),
+    facts=st.builds(
+        EpisodeFacts,
+        st.none() | st.builds(EnvironmentRecord, st.none() | numbers, st.booleans(), parts, texts),
+        st.none() | numbers,
+        st.lists(objects, max_size=1),
+        parts,
+        texts,
+        st.lists(short, max_size=2),
+        st.lists(short, max_size=2),
+    ),
 )
 
 
@@ -241,7 +254,7 @@ def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
     table = parquet.read_table(path)
     for version, said in (("99", "update turnwise"), ("2", "record the run anew"), ("x", "update turnwise")):
         parquet.write_table(table.replace_schema_metadata({VERSION_KEY: version.encode()}), path)
-        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 6; .*{said}"):
+        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 7; .*{said}"):
             read_trajectories(path)
     parquet.write_table(table.replace_schema_metadata({}), path)
     with pytest.raises(StorageError, match="not a trajectory file"):
@@ -273,7 +286,7 @@ def test_jsonl_is_readable(tmp_path: Path) -> None:
     assert second["turns"][0]["completion_tokens"] == 2
 
 
-def test_remarks_need_no_new_format_and_stay_apart_from_the_artifacts(tmp_path: Path) -> None:
+def test_remarks_stay_apart_from_the_artifacts(tmp_path: Path) -> None:
     said = [Remark("llm", "it shows the digit", 0.75, 0), Remark("judge", "TRUE")]
     path, plain = tmp_path / "t.parquet", tmp_path / "plain.parquet"
     write_trajectories(path, [one(remarks=said, artifacts={"judge": "mine"})])
@@ -288,9 +301,37 @@ def test_remarks_need_no_new_format_and_stay_apart_from_the_artifacts(tmp_path: 
 @pytest.mark.parametrize("remarks", [5, [5], [{"by": 1, "text": "", "value": None, "turn": None}], [{"by": "x"}], "x"])
 def test_remarks_that_somebody_else_wrote_are_damage(tmp_path: Path, remarks: Any) -> None:
     path = tmp_path / "t.parquet"
-    write_trajectories(path, [one(artifacts={"turnwise:remarks": remarks})])
+    row = to_row(one()) | {"artifacts": json.dumps({"turnwise:remarks": remarks})}
+    parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["6"]), path)
     with pytest.raises(StorageError, match="damaged"):
         read_trajectories(path)
+
+
+def test_a_key_of_an_older_format_is_a_users_own_now(tmp_path: Path) -> None:
+    mine = {"turnwise:remarks": "mine", "environment": 5, "tool_rewards": {"a": 1}}
+    write_trajectories(tmp_path / "t.parquet", [one(artifacts=mine)])
+    assert read_trajectories(tmp_path / "t.parquet")[0].artifacts == mine
+
+
+@pytest.mark.parametrize("version", ["3", "4", "5", "6"])
+def test_files_that_older_versions_wrote_are_read(version: str, tmp_path: Path) -> None:
+    """Written by the code of their time: what lay among the artifacts comes back as fields."""
+    path = Path(__file__).parent / "formats" / f"format_{version}.parquet"
+    (read,) = read_trajectories(path)
+    assert read.artifacts == {"checks": ["fine"]} and read.reward == 1.0
+    assert read.facts == EpisodeFacts(
+        EnvironmentRecord(1.0, True, {"steps": 2.0}, "busy"), 0.5, [{"length": 3}], {"calculate": 1.0},
+        "KeyError: 'x'", ["seed"], ["turn 0: gone"],
+    )  # fmt: skip
+    assert read.render_check == RenderCheck(False, True, 3, "at token 3")
+    assert read.remarks == [Remark("llm", "it shows the digit", 0.75, 0)]
+    assert read.segments[0].versions.tolist() == [-1, 3, 3, -1, 3, 3]
+    has_branches = version in ("5", "6")
+    assert [branch.name for branch in read.branches] == ["reviewer"] * has_branches
+    assert read.reused_from == (1 if has_branches else None)
+    assert read_texts(path) == [["6*7?", "Let me see.", "42", "#### 42"] + ["6*7?", "#### 42"] * has_branches]
+    write_trajectories(tmp_path / "t.parquet", [read])
+    assert read_trajectories(tmp_path / "t.parquet") == [read]
 
 
 HOSTILE: dict[str, Any] = {
@@ -355,7 +396,6 @@ def test_a_turn_with_a_huge_number_costs_no_memory(tmp_path: Path) -> None:
 
 
 def test_branches_come_back_as_they_were(tmp_path):
-    """They are kept among the artifacts, so that files with and without them have the same columns."""
     prompt, said = Message(Role.USER, (Text("look"), Image("a.png"))), Message(Role.ASSISTANT, "fine")
 
     def turn(index: int, segment: int) -> Turn:
@@ -388,6 +428,6 @@ def test_branches_come_back_as_they_were(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert [[branch["name"] for branch in line["branches"]] for line in lines] == [["red", "blue"], []]
     damaged = to_row(trajectory)
-    damaged["artifacts"] = damaged["artifacts"].replace('"red"', "7")
+    damaged["branches"][0]["name"] = 7
     with pytest.raises(ValueError, match="branch"):
         from_row(damaged)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.choices import Advantage
+from turnwise.config.choices import Advantage
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.advantages import (
     against_group,

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.assemble import prepare
-from turnwise.choices import Excess, KLEstimator, OldLogprobs
-from turnwise.compose import configure
 from turnwise.config import AlgorithmConfig
+from turnwise.config.choices import Correction, Excess, KLEstimator, OldLogprobs
+from turnwise.data.compose import configure
 from turnwise.engines.learners.objective import Objective
-from turnwise.trainer.engines import open_engines
+from turnwise.rollout.prepare import prepare
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
+from turnwise.training.engines import open_engines
 from turnwise.training.optimise import assign_credit, needs_critic, needs_reference
 from turnwise.training.sequences import TrainSequence
 from turnwise.training.shaping import shape_overlong
@@ -100,10 +100,10 @@ OBJECTIVE: dict[str, tuple[tuple[str, ...], str, object]] = {
     "value_loss": (GAE, "0.7", 0.7),
     "value_clip": (GAE, "null", None),
 }
-WEIGHTS: dict[str, tuple[str, importance.Correction]] = {
-    "correction": ("sequence", importance.Correction(importance.Level.sequence, Excess.truncate, 2.0)),
-    "correction_mode": ("reject", importance.Correction(importance.Level.token, Excess.reject, 2.0)),
-    "correction_threshold": ("1.25", importance.Correction(importance.Level.token, Excess.truncate, 1.25)),
+WEIGHTS: dict[str, tuple[str, importance.ImportanceCorrection]] = {
+    "correction": ("sequence", importance.ImportanceCorrection(Correction.sequence, Excess.truncate, 2.0)),
+    "correction_mode": ("reject", importance.ImportanceCorrection(Correction.token, Excess.reject, 2.0)),
+    "correction_threshold": ("1.25", importance.ImportanceCorrection(Correction.token, Excess.truncate, 1.25)),
 }
 ELSEWHERE = {"kl_reward", "kl_reward_estimator", "kl_target", "old_logprobs"}
 """Each has a test of its own below."""

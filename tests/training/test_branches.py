@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from turnwise.choices import Advantage
+from turnwise.config.choices import Advantage
 from turnwise.training.advantages import EPSILON, assign
 from turnwise.training.sequences import LEFT_OUT, TrainSequence, to_sequences
 from turnwise.training.turn_credit import add_turn_credit

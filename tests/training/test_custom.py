@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from turnwise import configure
-from turnwise.checks.training import check_training
 from turnwise.config import AlgorithmConfig
 from turnwise.engines.learners.device_batch import on_device
 from turnwise.engines.learners.losses import policy_objective
 from turnwise.engines.learners.objective import Objective
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
+from turnwise.training.checks import check_training
 from turnwise.training.custom import check_choices
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from turnwise.choices import Excess
+from turnwise.config.choices import Correction, Excess
 from turnwise.errors import ConfigError
-from turnwise.training.importance import Correction, Level, correct, gap, mismatch, ratios
+from turnwise.training.importance import ImportanceCorrection, correct, gap, mismatch, ratios
 
 RATIOS = [[1.0, 4.0, 0.5], [0.2, 1.5]]
 """learner / sampler at the policy's tokens of two sequences"""
@@ -25,14 +25,14 @@ def made(draw):
 @pytest.mark.parametrize(
     ("correction", "expected"),
     [
-        (Correction(Level.token, Excess.truncate, upper=2.5), [[1.0, 2.5, 0.5], [0.2, 1.5]]),
-        (Correction(Level.token, Excess.reject, upper=2.5), [[1.0, 0.0, 0.5], [0.0, 1.5]]),
-        (Correction(Level.token, Excess.reject, upper=5.0, lower=0.1), RATIOS),
+        (ImportanceCorrection(Correction.token, Excess.truncate, upper=2.5), [[1.0, 2.5, 0.5], [0.2, 1.5]]),
+        (ImportanceCorrection(Correction.token, Excess.reject, upper=2.5), [[1.0, 0.0, 0.5], [0.0, 1.5]]),
+        (ImportanceCorrection(Correction.token, Excess.reject, upper=5.0, lower=0.1), RATIOS),
         # Products 2.0 and 0.3.
-        (Correction(Level.sequence, Excess.truncate, upper=1.5), [[1.5] * 3, [0.3] * 2]),
-        (Correction(Level.sequence, Excess.reject, upper=3.0), [[2.0] * 3, [0.0] * 2]),
+        (ImportanceCorrection(Correction.sequence, Excess.truncate, upper=1.5), [[1.5] * 3, [0.3] * 2]),
+        (ImportanceCorrection(Correction.sequence, Excess.reject, upper=3.0), [[2.0] * 3, [0.0] * 2]),
         # Cube root of 2 and square root of 0.3.
-        (Correction(Level.geometric, Excess.reject, upper=1.5), [[2 ** (1 / 3)] * 3, [0.0] * 2]),
+        (ImportanceCorrection(Correction.geometric, Excess.reject, upper=1.5), [[2 ** (1 / 3)] * 3, [0.0] * 2]),
     ],
 )
 def test_weights_by_hand(made, correction, expected):
@@ -44,8 +44,8 @@ def test_weights_by_hand(made, correction, expected):
 
 def test_log_ratios_are_bounded(draw):
     far = draw("paua", logprobs=[-400.0, 0.0], old_logprobs=[0.0, -400.0])
-    assert ratios(gap([far]), Level.token) == pytest.approx([math.exp(20), math.exp(-20)])
-    metrics = correct([far], Correction(upper=2.0)) | mismatch([far])
+    assert ratios(gap([far]), Correction.token) == pytest.approx([math.exp(20), math.exp(-20)])
+    metrics = correct([far], ImportanceCorrection(upper=2.0)) | mismatch([far])
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -70,9 +70,9 @@ def test_a_trajectory_in_segments_has_one_ratio(draw):
         draw("paata", logprobs=[-1, -2, -0.5], old_logprobs=[-1, -2 + math.log(4), -0.5 + math.log(0.5)]),
         cut[1],
     ]
-    correct(cut, Correction(Level.sequence, Excess.truncate, upper=9.0))
+    correct(cut, ImportanceCorrection(Correction.sequence, Excess.truncate, upper=9.0))
     assert [row for s in cut for row in s.gather("weights")] == pytest.approx([2, 2, 3, 2])
-    correct(cut, Correction(Level.geometric, Excess.reject, upper=1.5))
+    correct(cut, ImportanceCorrection(Correction.geometric, Excess.reject, upper=1.5))
     assert [row for s in cut for row in s.gather("weights")] == pytest.approx([2 ** (1 / 3)] * 2 + [0, 2 ** (1 / 3)])
     names = ("kl", "ppl_ratio", "training_ppl", "log_ppl_diff", "log_ppl_abs_diff", "chi2_seq", "abs_diff_p99")
     ours, theirs = mismatch(cut), mismatch(whole)
@@ -82,7 +82,7 @@ def test_a_trajectory_in_segments_has_one_ratio(draw):
 
 
 def test_metrics_of_the_weights(made):
-    metrics = correct(made, Correction(Level.token, Excess.reject, upper=2.5))
+    metrics = correct(made, ImportanceCorrection(Correction.token, Excess.reject, upper=2.5))
     bounded = np.array([1.0, 2.5, 0.5, 0.4, 1.5])
     expected = {
         "rollout_is_mean": 7.2 / 5, "rollout_is_max": 4.0, "rollout_is_min": 0.2, "rollout_is_std": bounded.std(),
@@ -91,7 +91,7 @@ def test_metrics_of_the_weights(made):
         "rollout_rs_masked_fraction": 0.4, "rollout_rs_seq_masked_fraction": 1.0,
     }  # fmt: skip
     assert metrics == pytest.approx({f"rollout_corr/{name}": value for name, value in expected.items()})
-    assert not any("rollout_rs" in name for name in correct(made, Correction()))
+    assert not any("rollout_rs" in name for name in correct(made, ImportanceCorrection()))
 
 
 def test_metrics_of_the_gap(made):
@@ -134,8 +134,8 @@ def test_metrics_of_the_gap(made):
 
 def test_no_gap_means_weights_of_one(draw):
     same = draw("paata", logprobs=[-1, -2, -3], old_logprobs=[-1, -2, -3])
-    for level in Level:
-        correct([same], Correction(level, Excess.reject))
+    for level in Correction:
+        correct([same], ImportanceCorrection(level, Excess.reject))
         assert same.gather("weights").tolist() == [1, 1, 1]
     metrics = mismatch([same])
     assert metrics["rollout_corr/abs_diff_max"] == metrics["rollout_corr/kl"] == metrics["rollout_corr/chi2_seq"] == 0
@@ -147,8 +147,8 @@ def test_bad_input_has_a_clear_message(draw):
     with pytest.raises(ValueError, match="only be compared on sequences with policy tokens"):
         mismatch([])
     with pytest.raises(ConfigError, match="at least 1, not 0.5"):
-        Correction(upper=0.5)
+        ImportanceCorrection(upper=0.5)
     with pytest.raises(ConfigError, match="truncate bounds from above only"):
-        Correction(lower=0.5)
+        ImportanceCorrection(lower=0.5)
     with pytest.raises(ConfigError, match="between 0 and 1, not 1.5"):
-        Correction(excess=Excess.reject, lower=1.5)
+        ImportanceCorrection(excess=Excess.reject, lower=1.5)

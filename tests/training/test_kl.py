@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from turnwise.choices import KLEstimator
+from turnwise.config.choices import KLEstimator
 from turnwise.engines.learners.kl_estimates import estimate
 from turnwise.errors import ConfigError
 from turnwise.training.kl import AdaptiveKL, FixedKL, controller, penalise

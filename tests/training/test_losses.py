@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.choices import Aggregation, KLEstimator, PolicyLoss
 from turnwise.config import AlgorithmConfig
+from turnwise.config.choices import Aggregation, KLEstimator, PolicyLoss
 from turnwise.engines.learners.losses import (
     aggregate,
     cispo,

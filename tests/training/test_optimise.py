@@ -4,17 +4,17 @@ import json
 
 import pytest
 import torch
+from tiny_recipe import SHAPE
 
-from turnwise.choices import Precision
-from turnwise.compose import configure
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Precision
+from turnwise.data.compose import configure
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.engines.samplers.cpu.exactness import REGIMES
 from turnwise.errors import TurnwiseError
-from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training import optimise as module
 from turnwise.training.optimise import check_logprob_gap, optimise, score
 from turnwise.training.sequences import TrainSequence
@@ -113,7 +113,7 @@ def sampled() -> list[TrainSequence]:
 @pytest.mark.parametrize("precision", [None, Precision.bfloat16])
 def test_the_logprob_gap_passes_what_rounding_explains_and_nothing_else(precision: Precision | None) -> None:
     same = learner(precision=precision)
-    assert "differ by" in check_logprob_gap(same, sampled(), configure(), exact=False)
+    assert check_logprob_gap(same, sampled(), configure(), exact=False).startswith("sampler and learner log-probs ")
     other = learner(temperature=0.8, precision=precision)
     with pytest.raises(TurnwiseError, match="sampler and learner disagree: .* on average"):
         check_logprob_gap(other, sampled(), configure(), exact=False)
@@ -125,10 +125,10 @@ def test_one_far_token_does_not_fail_the_logprob_gap_and_a_hundredth_of_them_doe
     config = configure("training.max_logprob_gap=0.02")
     made = [sequence for _ in range(5) for sequence in sampled()]  # 30 of 4 tokens
     made[0].logprobs[2] += 0.3
-    assert "the farthest by 0.3" in check_logprob_gap(trained, made, config, exact=False)
+    assert "the largest 0.3" in check_logprob_gap(trained, made, config, exact=False)
     for sequence in made[:3]:
         sequence.logprobs[3] += 0.3
-    with pytest.raises(TurnwiseError, match="99% of them by at most 0.3"):
+    with pytest.raises(TurnwiseError, match="the 99th percentile 0.3"):
         check_logprob_gap(trained, made, config, exact=False)
 
 
@@ -139,7 +139,7 @@ def test_where_both_compute_the_same_any_difference_fails() -> None:
     for sequence in made:
         assert sequence.old_logprobs is not None
         sequence.logprobs = sequence.old_logprobs.copy()
-    assert "differ by 0 on average" in check_logprob_gap(trained, made, configure(), exact=True)
+    assert "are bitwise equal" in check_logprob_gap(trained, made, configure(), exact=True)
     made[0].logprobs[2] += 1e-7
     with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):
         check_logprob_gap(trained, made, configure("training.max_logprob_gap=1"), exact=True)

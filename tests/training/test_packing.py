@@ -17,8 +17,7 @@ def test_a_batch_holds_the_policys_tokens_in_place(draw):
     assert batch.tokens.tolist() == [*first.token_ids, *second.token_ids] and batch.lengths.tolist() == [5, 5]
     assert batch.index.tolist() == [2, 4, 6, 9] and batch.trajectory.tolist() == [0, 0, 1, 1]
     assert batch.tokens.dtype == batch.index.dtype == batch.trajectory.dtype == np.int64
-    assert batch.sampler_logprobs.dtype == batch.advantages.dtype == np.float32
-    assert batch.sampler_logprobs.tolist() == [-1, -2, -7, -8]
+    assert batch.advantages.dtype == np.float32
     assert batch.old_logprobs.tolist() == [-3, -4, -9, -10]
     assert batch.advantages.tolist() == [5, 6, 11, 12] and batch.weights.tolist() == [0, 1, 1, 2]
     assert batch.ref_logprobs is batch.values is batch.returns is None

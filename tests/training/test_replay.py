@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config import TrainingConfig
-from turnwise.training.replay import Kept, candidates, choose, renew, replayed_per_step
+from turnwise.training.replay import ReplayEntry, candidates, choose, renew, replayed_per_step
 from turnwise.types import Group, Message, Role, Sample, StopReason, Trajectory
 
 LIMITS = st.builds(
@@ -23,7 +23,7 @@ LIMITS = st.builds(
 SPREADS = st.lists(st.lists(st.sampled_from((0.1, 0.25, 0.25, 0.5)), max_size=6), min_size=1, max_size=12)
 
 
-def key(one: Kept) -> tuple[int, int]:
+def key(one: ReplayEntry) -> tuple[int, int]:
     return one.step, one.first
 
 
@@ -38,7 +38,7 @@ def test_the_buffer_keeps_its_bounds_over_any_run(training, spreads, seed):
         assert all(1 <= step - one.step <= training.replay_age for one in used)
         for one in used:
             uses[key(one)] = uses.get(key(one), 0) + 1
-        new = [Kept(step, 4 * number, 4, spread) for number, spread in enumerate(found)]
+        new = [ReplayEntry(step, 4 * number, 4, spread) for number, spread in enumerate(found)]
         after = renew(kept, used, new, step, training)
         assert kept == before, "a step that fails leaves the buffer as it was"
         assert len(after) <= training.replay_groups and len({key(one) for one in after}) == len(after)
@@ -55,7 +55,7 @@ def test_the_buffer_keeps_its_bounds_over_any_run(training, spreads, seed):
 
 def test_other_seeds_and_steps_draw_other_groups():
     training = TrainingConfig(groups=2, replay_groups=64, replay_share=0.5, replay_age=50)
-    kept = [Kept(1, 4 * number, 4, 0.5) for number in range(64)]
+    kept = [ReplayEntry(1, 4 * number, 4, 0.5) for number in range(64)]
     drawn = {tuple(map(key, choose(kept, step, training, seed))) for step in (2, 3) for seed in (0, 1, 2)}
     assert len(drawn) == 6
     often = [key(one) for step in range(2, 51) for one in choose(kept, step, training, 0)]
@@ -82,12 +82,12 @@ def group(*rewards: float | None) -> Group:
 def test_groups_that_taught_nothing_are_not_kept_and_rows_count_them_all():
     groups = [group(0.0, 1.0), group(1.0, 1.0, 1.0), group(None, 0.0, 2.0), group(None, 1.0), group(None, None)]
     assert candidates(groups, 7, {0: 0.5, 2: None}) == [
-        Kept(7, 0, 2, 0.5, baseline=0.5),
-        Kept(7, 5, 3, 1.0),
+        ReplayEntry(7, 0, 2, 0.5, baseline=0.5),
+        ReplayEntry(7, 5, 3, 1.0),
     ]
 
 
 @pytest.mark.parametrize("wrong", [{"step": 0}, {"first": -1}, {"rows": 0}, {"spread": float("nan")}, {"uses": -1}])
 def test_what_no_buffer_holds_is_refused(wrong):
     with pytest.raises(ValueError, match="no group of a replay buffer"):
-        Kept(**({"step": 1, "first": 0, "rows": 4, "spread": 0.5} | wrong))
+        ReplayEntry(**({"step": 1, "first": 0, "rows": 4, "spread": 0.5} | wrong))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_recipe import SHAPE
 
 from turnwise.config import LearnerConfig, SftConfig
 from turnwise.engines.learners.local import LocalLearner
@@ -16,7 +17,6 @@ from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import DataError, TurnwiseError
-from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence
 from turnwise.training.sft import (

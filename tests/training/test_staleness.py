@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from turnwise.training.staleness import MOST_AGES, age_of, measure
+from turnwise.rollout.collector import age_of
+from turnwise.training.staleness import MOST_AGES, measure
 from turnwise.types import Ledger, Origin, Sample, StopReason, Trajectory, VersionRun
 
 

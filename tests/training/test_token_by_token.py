@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from turnwise.choices import Advantage, Excess, KLEstimator
+from turnwise.config.choices import Advantage, Correction, Excess, KLEstimator
 from turnwise.training.advantages import assign, gae, returns_to_go
-from turnwise.training.importance import Correction, Level, correct, mismatch
+from turnwise.training.importance import ImportanceCorrection, correct, mismatch
 from turnwise.training.kl import penalise
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
@@ -179,20 +179,21 @@ def test_kl_penalties(draw, estimator):
         assert measured.kl == close(math.fsum(means) / len(means)) and measured.trajectories == len(means)
 
 
-@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("level", list(Correction))
 @pytest.mark.parametrize("excess", list(Excess))
 def test_importance_weights_and_the_gap(draw, level, excess):
     for seed in SEEDS:
         sequences = [s for s in made(draw, seed) if s.group != LEFT_OUT]
-        correct(sequences, Correction(level, excess))
+        correct(sequences, ImportanceCorrection(level, excess))
         distances: dict[int, list[float]] = {}
         for episode in plain(sequences):
             logs = [ours - theirs for ours, theirs in zip(episode.old_logprobs, episode.logprobs, strict=True)]
             total = math.fsum(logs)
             over = {
-                Level.token: logs,
-                Level.sequence: [total] * len(logs),
-                Level.geometric: [total / len(logs)] * len(logs),
+                Correction.none: [0.0] * len(logs),
+                Correction.token: logs,
+                Correction.sequence: [total] * len(logs),
+                Correction.geometric: [total / len(logs)] * len(logs),
             }
             ratios = [math.exp(min(20.0, max(-20.0, value))) for value in over[level]]
             if excess is Excess.truncate:

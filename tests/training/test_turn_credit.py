@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turnwise import configure
-from turnwise.choices import Advantage, Credit
+from turnwise.config.choices import Advantage, Credit
 from turnwise.errors import ConfigError
 from turnwise.training.advantages import assign, check
 from turnwise.training.sequences import LEFT_OUT, TrainSequence, to_sequences

@@ -51,22 +51,22 @@ def types_of(schema: Any, parameters: JsonSchema) -> frozenset[str]:
 def _types(schema: Any, parameters: JsonSchema, depth: int) -> Iterator[str]:
     if not isinstance(schema, dict) or depth > _DEEPEST_SCHEMA:
         return
-    said = schema.get("type")
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, list):
-        yield from (one for one in said if isinstance(one, str))
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        yield declared
+    elif isinstance(declared, list):
+        yield from (option for option in declared if isinstance(option, str))
     elif "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
         yield from (_TYPES[type(value)] for value in values if type(value) in _TYPES)
     for key in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(key) or () if isinstance(schema.get(key), list) else ():
-            yield from _types(one, parameters, depth + 1)
+        for option in schema.get(key) or () if isinstance(schema.get(key), list) else ():
+            yield from _types(option, parameters, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str):
         section, _, name = reference.removeprefix("#/").rpartition("/")
-        found = parameters.get(section)
-        yield from _types(found.get(name) if isinstance(found, dict) else None, parameters, depth + 1)
+        definitions = parameters.get(section)
+        yield from _types(definitions.get(name) if isinstance(definitions, dict) else None, parameters, depth + 1)
 
 
 def parameters_of(name: str, tools: Sequence[JsonSchema]) -> JsonSchema:

@@ -60,17 +60,17 @@ _environments: list[jinja2.Environment] = []
 
 def _bound(plain: Callable[[str], jinja2.Template]) -> None:
     """The library's, with our class over its own."""
-    made = plain("").environment.overlay()
-    made.__class__ = type("BoundedEnvironment", (_Bounded, type(made)), {})
-    filters = cast(dict[str, Callable[..., Any]], made.filters)
-    tests = cast(dict[str, Callable[..., Any]], made.tests)
-    made.filters = {name: bounded(name, each) for name, each in filters.items()} | _OWN_FILTERS
-    made.tests = {name: bounded(name, each) for name, each in tests.items()}
-    made.globals = {name: each for name, each in made.globals.items() if name != "lipsum"}
-    made.finalize = _output
-    made.optimized = False  # what is computed while compiling is counted for nobody
-    made.template_class = _Template
-    _environments[:] = [made]
+    environment = plain("").environment.overlay()
+    environment.__class__ = type("BoundedEnvironment", (_Bounded, type(environment)), {})
+    filters = cast(dict[str, Callable[..., Any]], environment.filters)
+    tests = cast(dict[str, Callable[..., Any]], environment.tests)
+    environment.filters = {name: bounded(name, each) for name, each in filters.items()} | _OWN_FILTERS
+    environment.tests = {name: bounded(name, each) for name, each in tests.items()}
+    environment.globals = {name: each for name, each in environment.globals.items() if name != "lipsum"}
+    environment.finalize = _output
+    environment.optimized = False  # what is computed while compiling is counted for nobody
+    environment.template_class = _Template
+    _environments[:] = [environment]
 
 
 def _written(value: Any) -> Any:
@@ -91,7 +91,7 @@ def _data(_: Any, characters: int) -> None:
 
 
 def _tested(value: Any) -> Any:
-    """The condition of a loop."""
+    """The condition of a loop, after one step is counted and its value is written out."""
     costs().step()
     return _written(value)
 
@@ -121,7 +121,7 @@ class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         costs().step()
         if not isinstance(__obj, jinja2.runtime.Macro):
-            args = tuple(settled(one) for one in args)
+            args = tuple(settled(argument) for argument in args)
             __self._demand(__obj, args, kwargs)
         if not __self.is_safe_callable(__obj):
             raise jinja2.exceptions.SecurityError(f"{__obj!r} is not safely callable")
@@ -160,8 +160,8 @@ class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        found: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
-        return found
+        tree: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
+        return tree
 
     @property
     def counted_step(self) -> None:
@@ -171,7 +171,7 @@ class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 @jinja2.pass_eval_context
 def _joined(evaluated: Any, *values: Any) -> str:
-    """`a ~ b`."""
+    """The text of the operator `a ~ b`, whose length is counted first."""
     costs().make(weigh(*values))
     return jinja2.runtime.markup_join(values) if evaluated.autoescape else "".join(map(str, values))
 
@@ -192,11 +192,11 @@ class _Counting(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
         self.generic_visit(node)
-        own = sum(len(one.data) for one in node.nodes if isinstance(one, nodes.TemplateData))
+        own = sum(len(child.data) for child in node.nodes if isinstance(child, nodes.TemplateData))
         if not own:
             return [node]
-        told = nodes.ExprStmt(_filter("own text", nodes.Const(own)))
-        return [_placed(told, node), node]
+        counter = nodes.ExprStmt(_filter("own text", nodes.Const(own)))
+        return [_placed(counter, node), node]
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -209,10 +209,10 @@ class _Counting(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """Of two lists that hold the same one over and over, comparing takes for ever."""
         self.generic_visit(node)
-        if sum(not isinstance(one, nodes.Const) for one in (node.expr, *(op.expr for op in node.ops))) > 1:
+        if sum(not isinstance(operand, nodes.Const) for operand in (node.expr, *(op.expr for op in node.ops))) > 1:
             node.expr = _filter("a value", node.expr)
-            for one in node.ops:
-                one.expr = _filter("a value", one.expr)
+            for operand in node.ops:
+                operand.expr = _filter("a value", operand.expr)
         return _placed(node)
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:

@@ -39,10 +39,10 @@ class JsonBefore:
         self._plain = re.compile(rf"{pattern}|\Z")
 
     def read(self, text: str, start: int) -> Body:
-        """The JSON that begins here."""
-        found = self.span(text, start)
-        if found is not None:
-            body = _body(text, start, *found)
+        """The JSON value that begins at `start`, up to the next mark of the format."""
+        bounds = self.span(text, start)
+        if bounds is not None:
+            body = _body(text, start, *bounds)
             if body.problem is None or self._keeps_strings:
                 return body
         # The mark may stand inside a string that is not closed.
@@ -84,7 +84,7 @@ def _sound(value: Any, text: str) -> Any:
     level, depth = [value], 0
     if text.count("{") + text.count("[") < DEEPEST:  # the usual case needs no walk
         level = []
-    while level := [item for one in level if isinstance(one, (dict, list)) for item in _items(one)]:
+    while level := [item for container in level if isinstance(container, (dict, list)) for item in _items(container)]:
         depth += 1
         if depth >= DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} deep")

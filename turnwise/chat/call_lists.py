@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.chat.call_json import JsonBefore, call_of, decode, load
+from turnwise.chat.reasoning import THINK, UNTHINK
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
-from turnwise.chat.thoughts import THINK, UNTHINK
 from turnwise.types import JsonSchema, Message, ToolCall
 
 _SPACE = re.compile(r"\s*")

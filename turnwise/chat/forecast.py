@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.chat.history import History
 from turnwise.chat.image_blocks import MediaOf
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.template_words import read_variables
 from turnwise.chat.trials import Course, Exchange, Tried, exchanges, play, try_out
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role
 
@@ -20,10 +20,10 @@ MOST_SWITCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class TemplateForecast:
     """What becomes of the tokens so far in the episodes of one route."""
 
-    history: History
+    history: HistoryPolicy
     tried: tuple[Tried, ...] = ()
     switch: tuple[str, bool] | None = None
     """An argument of the template's own that has it only append."""
@@ -35,38 +35,40 @@ class Forecast:
     @property
     def only_appends(self) -> bool:
         """Whether every token of a full render stays."""
-        return self.refused is None and all(one.course is Course.APPENDS for one in self.tried)
+        return self.refused is None and all(trial.course is Course.APPENDS for trial in self.tried)
 
     def reopens(self, by: Role) -> bool:
         """Whether a reply of this role opens a new sequence, at least after some messages."""
-        return any(one.course is Course.REOPENS and one.exchange and one.exchange.by is by for one in self.tried)
+        return any(
+            trial.course is Course.REOPENS and trial.exchange and trial.exchange.by is by for trial in self.tried
+        )
 
     @property
     def warns(self) -> bool:
         """Whether a person should look: every tool result opens a sequence, so that what is trained grows with the
         square of the calls, or a mode was chosen that this template makes a difference to."""
-        return self.reopens(Role.TOOL) or not (self.only_appends or self.history is History.AUTO)
+        return self.reopens(Role.TOOL) or not (self.only_appends or self.history is HistoryPolicy.auto)
 
     @property
     def text(self) -> str:
         """One line: what the template does, what is done about it, and what else could be."""
         if self.only_appends:
             return "the template only appends: earlier tokens never change"
-        keeps = [one for one in self.tried if one.course is Course.KEEPS]
-        reopening = [one for one in self.tried if one.course is Course.REOPENS]
-        said = []
-        if keeps and self.history is History.AUTO:
-            said.append(
+        keeps = [trial for trial in self.tried if trial.course is Course.KEEPS]
+        reopening = [trial for trial in self.tried if trial.course is Course.REOPENS]
+        remarks = []
+        if keeps and self.history is HistoryPolicy.auto:
+            remarks.append(
                 f"empty thoughts that the template writes itself come and go ({_names(keeps)}): sampled tokens are kept"
             )
         elif keeps:
-            said.append(f"the template rewrites history ({_names(keeps)}): sampled tokens are kept as they are")
+            remarks.append(f"the template rewrites history ({_names(keeps)}): sampled tokens are kept as they are")
         if reopening:
-            said.append(self._reopening(reopening))
-        return "; ".join(said)
+            remarks.append(self._reopening(reopening))
+        return "; ".join(remarks)
 
     def _reopening(self, reopening: Sequence[Tried]) -> str:
-        thoughts = all(one.thinks for one in reopening if one.exchange)
+        thoughts = all(trial.thinks for trial in reopening if trial.exchange)
         what = "drops thoughts of the policy" if thoughts else "rewrites history"
         when = "in longer conversations, and a new sequence starts there"
         if self.reopens(Role.USER):
@@ -91,31 +93,31 @@ def forecast(
     tools: bool,
     user: bool,
     media: MediaOf,
-) -> Forecast:
+) -> TemplateForecast:
     """Try every kind of exchange that episodes with these tools, and a user or none, can hold."""
-    some = list(exchanges(renderer, tools=tools, user=user))
+    possible = list(exchanges(renderer, tools=tools, user=user))
     try:
-        tried = tuple(try_out(renderer, prompt, schemas, some, media))
+        tried = tuple(try_out(renderer, prompt, schemas, possible, media))
     except TemplateError as error:
-        return Forecast(renderer.history, refused=str(error))
-    found = Forecast(renderer.history, tried)
-    if found.only_appends or not any(one.course is Course.REOPENS for one in tried):
-        return found
-    switch = _switch(renderer, prompt, schemas, some, media)
-    growth = _growth(renderer, prompt, schemas, tried, media) if found.reopens(Role.TOOL) else None
-    return Forecast(renderer.history, tried, switch, growth)
+        return TemplateForecast(renderer.history, refused=str(error))
+    result = TemplateForecast(renderer.history, tried)
+    if result.only_appends or not any(trial.course is Course.REOPENS for trial in tried):
+        return result
+    switch = _switch(renderer, prompt, schemas, possible, media)
+    growth = _growth(renderer, prompt, schemas, tried, media) if result.reopens(Role.TOOL) else None
+    return TemplateForecast(renderer.history, tried, switch, growth)
 
 
 def _growth(
     renderer: Renderer, prompt: Sequence[Message], schemas: Sequence[JsonSchema], tried: Sequence[Tried], media: MediaOf
 ) -> tuple[int, float] | None:
     """Of an exchange that opens a sequence, with a thought where there is the choice."""
-    opening = [one.exchange for one in tried if one.exchange and one.course is Course.REOPENS]
+    opening = [trial.exchange for trial in tried if trial.exchange and trial.course is Course.REOPENS]
     calls = [exchange for exchange in opening if exchange.by is Role.TOOL]
     calls = sorted(calls, key=lambda exchange: not exchange.thinks)[:1] * ROUNDS
     try:
         split = play(renderer, prompt, schemas, calls, media)
-        whole = play(renderer.with_history(History.VERBATIM), prompt, schemas, calls, media)
+        whole = play(renderer.with_history(HistoryPolicy.verbatim), prompt, schemas, calls, media)
     except TemplateError:  # it was only an example
         return None
     return len(split), sum(map(len, split)) / max(sum(map(len, whole)), 1)
@@ -125,19 +127,19 @@ def _switch(
     renderer: Renderer,
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
-    some: Sequence[Exchange],
+    possible: Sequence[Exchange],
     media: MediaOf,
 ) -> tuple[str, bool] | None:
     """An argument by which the template keeps what it drops, and opens a message as before; None when it has none."""
-    known = renderer.template.kwargs
+    kwargs = renderer.template.kwargs
     read = {name for source in renderer.tokenizer.templates.values() for name in read_variables(source)}
-    likely = [name for name in sorted(read - known.keys()) if "think" in name or "reason" in name]
+    likely = [name for name in sorted(read - kwargs.keys()) if "think" in name or "reason" in name]
     for name in sorted(likely, key=lambda name: name not in SWITCHES)[:MOST_SWITCHES]:
         for value in (True, False):
             try:
-                other = renderer.with_kwargs({**known, name: value}).with_history(History.REFUSE)
+                other = renderer.with_kwargs({**kwargs, name: value}).with_history(HistoryPolicy.refuse)
                 if other.template.opening == renderer.template.opening:
-                    play(other, prompt, schemas, [*some, *some], media)
+                    play(other, prompt, schemas, [*possible, *possible], media)
                     return name, value
             except TemplateError:
                 continue
@@ -145,4 +147,4 @@ def _switch(
 
 
 def _names(tried: Sequence[Tried]) -> str:
-    return ", ".join(one.name for one in tried)
+    return ", ".join(trial.name for trial in tried)

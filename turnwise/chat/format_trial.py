@@ -9,8 +9,9 @@ from typing import Any
 from turnwise.chat.infer_format import DEFAULT, ONE_TOOL, FormatChoice, by_signs, choose_format, sign_order
 from turnwise.chat.replies import fresh_mark, shared
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import load_format
-from turnwise.plugins import names_in
+from turnwise.chat.tool_format import is_taught, load_format
+from turnwise.config.knobs import is_plugin
+from turnwise.system.plugins import names_in
 
 _NAME = "look_up"
 _TOOL: dict[str, Any] = {
@@ -51,11 +52,13 @@ def find_format(named: str | None, tokenizer: Tokenizer, kwargs: dict[str, Any])
     choice has a problem.
     """
     named = None if named is None else choose_format(named).name
-    if named in ONE_TOOL:
+    is_own = named is not None and is_plugin(named)
+    if named in ONE_TOOL or (is_own and is_taught(load_format(named))):
         return choose_format(named)
     sources = list(tokenizer.templates.values())
     order = sign_order("\n".join(sources))
     names = [name for name in names_in("turnwise.chat.formats") if name not in ONE_TOOL]
+    names += [named] if named is not None and is_own else []
     written = ""
     for trial in _TRIALS:
         for call in _calls(tokenizer, kwargs, trial):
@@ -66,13 +69,15 @@ def find_format(named: str | None, tokenizer: Tokenizer, kwargs: dict[str, Any])
                 return FormatChoice(name, "" if named else "it reads the calls that the chat template writes")
     if not written:
         return choose_format(named) if named else by_signs(sources, tokenizer.added_ids)
-    shown = f"the chat template writes a call as {written[:_MOST_SHOWN]!r}"
+    example = f"the chat template writes a call as {written[:_MOST_SHOWN]!r}"
     if named is None:
-        problem = f"no tool-call format reads the calls of this model: {shown}; {_WAYS_OUT}"
-        return FormatChoice(DEFAULT, f"only for conversations without tools: {shown}, which no format reads", problem)
+        problem = f"no tool-call format reads the calls of this model: {example}; {_WAYS_OUT}"
+        return FormatChoice(DEFAULT, f"only for conversations without tools: {example}, which no format reads", problem)
     other = find_format(None, tokenizer, kwargs)
     advice = _WAYS_OUT if other.problem else f"chat.tool_format={other.name} reads it"
-    return FormatChoice(named, "", f"chat.tool_format={named} does not read the calls of this model: {shown}; {advice}")
+    return FormatChoice(
+        named, "", f"chat.tool_format={named} does not read the calls of this model: {example}; {advice}"
+    )
 
 
 _WAYS_OUT = "try chat.template=chatml_hermes, or write a format for it (docs/formats.md)"
@@ -95,19 +100,19 @@ def _calls(tokenizer: Tokenizer, kwargs: dict[str, Any], arguments: dict[str, An
     """The call, in every way of handing it to the template that has it written."""
     hello = fresh_mark(())
     mark = fresh_mark([hello])
-    asked = {"role": "user", "content": hello}
-    opened = _render(tokenizer, [asked], kwargs, reply=True) or ""
-    said = _render(tokenizer, [asked, {"role": "assistant", "content": mark}], kwargs, reply=False) or ""
-    frames = [opened.rpartition(hello)[2], *said.rpartition(hello)[2].split(mark)[:2]]
-    seen = set[str]()
-    for given, content, call_id in itertools.product((arguments, json.dumps(arguments)), ("", None), _IDS):
-        call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": given}}
+    question = {"role": "user", "content": hello}
+    opened = _render(tokenizer, [question], kwargs, reply=True) or ""
+    answered = _render(tokenizer, [question, {"role": "assistant", "content": mark}], kwargs, reply=False) or ""
+    frames = [opened.rpartition(hello)[2], *answered.rpartition(hello)[2].split(mark)[:2]]
+    answers = set[str]()
+    for spelling, content, call_id in itertools.product((arguments, json.dumps(arguments)), ("", None), _IDS):
+        call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": spelling}}
         calling = {"role": "assistant", "content": content, "tool_calls": [call]}
-        whole = _render(tokenizer, [asked, calling], kwargs, reply=False) or ""
+        whole = _render(tokenizer, [question, calling], kwargs, reply=False) or ""
         answer = whole.rpartition(hello)[2]
         texts = tuple(dict.fromkeys(_spoken(answer, *frames, special=tokenizer.special_texts)))
-        if _NAME in texts[0] and answer not in seen:  # a list of tools may stand behind the user's words
-            seen.add(answer)
+        if _NAME in texts[0] and answer not in answers:  # a list of tools may stand behind the user's words
+            answers.add(answer)
             yield _Written(arguments, texts)
 
 

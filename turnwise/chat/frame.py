@@ -121,12 +121,12 @@ def _parts(glue: Sequence[str], end: str, tokenizer: Tokenizer) -> list[Part]:
     for number, text in enumerate((glue[0][skip:], *glue[1:])):
         if number:
             open_pieces.append(number - 1)
-        found = [(text.find(token), token) for token in tokenizer.hard_texts if token in text]
-        if not found:
+        positions = [(text.find(token), token) for token in tokenizer.hard_texts if token in text]
+        if not positions:
             open_pieces.append(text)
             continue
-        start = min(found)[0]
-        stop, last = max((text.rfind(token) + len(token), token) for _, token in found)
+        start = min(positions)[0]
+        stop, last = max((text.rfind(token) + len(token), token) for _, token in positions)
         open_pieces.append(text[:start])
         close(text[start:stop])
         open_pieces, after = [text[stop:]], last

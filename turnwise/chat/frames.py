@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from turnwise.chat.frame import Frame, Slot
-from turnwise.chat.kinds import Kind, Kinds, Manner
+from turnwise.chat.kinds import Kinds, Manner, MessageKind
 from turnwise.chat.spans import Span
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.template_words import compared_words
@@ -41,7 +41,7 @@ class _Opening:
     """The same for those that are alike: less to compare than what makes them so."""
 
 
-class Place(NamedTuple):
+class FrameKey(NamedTuple):
     """Where the frame of a turn is kept: what it depends on."""
 
     opening: int
@@ -50,7 +50,7 @@ class Place(NamedTuple):
     replies: tuple[Key, ...]
 
     def slots(self) -> tuple[Slot, ...]:
-        """The replies that have words."""
+        """A slot for each reply that has words of its own."""
         return tuple(
             Slot(number, role, trims=bool(trims))
             for number, (role, _, _, trims, looks) in enumerate(self.replies)
@@ -70,7 +70,7 @@ class Frames:
         """Turns that the template rendered, by reason."""
         self._template = template
         self._words = tuple(sorted({word for source in sources for word in compared_words(source)}))
-        self._frames: dict[Place, Frame | None] = {}
+        self._frames: dict[FrameKey, Frame | None] = {}
         self._openings: dict[Key, _Opening] = {}
         self._kinds: dict[Key, Kinds] = {}
         self._said: dict[Key, tuple[Frame, list[Span]]] = {}
@@ -85,22 +85,22 @@ class Frames:
         end: str,
         replies: Sequence[Message],
         tools: Sequence[JsonSchema],
-    ) -> Place:
+    ) -> FrameKey:
         """Where the frame of this turn is kept; NoFrame when there can be none."""
         prompt = self._template.first_prompt(history, replies)
         if prompt is None or not replies:
             raise NoFrame("earlier messages matter")
         opening = self._opening(prompt, tools)
         looks = tuple([self._reply(opening.kinds, reply) for reply in replies])
-        return Place(opening.number, end, self._words_of(opening.kinds, assistant, replies[0].role), looks)
+        return FrameKey(opening.number, end, self._words_of(opening.kinds, assistant, replies[0].role), looks)
 
-    def find(self, place: Place) -> Frame | None:
+    def find(self, key: FrameKey) -> Frame | None:
         """The frame of a turn; None when the template must say."""
-        frame = self._frames.get(place)
+        frame = self._frames.get(key)
         if frame is not None:
             self.filled += 1
         else:
-            self.rendered["its frame is not known yet" if place not in self._frames else "it has no frame"] += 1
+            self.rendered["its frame is not known yet" if key not in self._frames else "it has no frame"] += 1
         return frame
 
     def spans(
@@ -109,10 +109,10 @@ class Frames:
         """The frame's tokens with these words, kept for the next time: siblings are told the same, and so are all who
         make a common mistake or meet a user of few words."""
         name = (id(frame), *words)
-        found = self._said.get(name)
-        if found is not None:
+        cached = self._said.get(name)
+        if cached is not None:
             self.repeated += 1
-            return found[1]
+            return cached[1]
         spans = frame.spans(words, tokenizer, control_ids)
         if sum(map(len, words)) <= LONGEST_SAID:
             if len(self._said) >= MOST:
@@ -120,26 +120,26 @@ class Frames:
             self._said[name] = (frame, spans)
         return spans
 
-    def keep(self, place: Place, frame: Frame | None) -> None:
+    def keep(self, key: FrameKey, frame: Frame | None) -> None:
         """Keep the frame of a turn, or that it has none."""
         if len(self._frames) >= MOST:
             self._frames.clear()
-        self._frames[place] = frame
+        self._frames[key] = frame
 
     # --- what a frame depends on ------------------------------------------------------------------------------
 
     def _opening(self, prompt: Sequence[Message], tools: Sequence[JsonSchema]) -> _Opening:
         name = (*map(id, prompt), None, *map(id, tools))
-        found = self._openings.get(name)
-        if found is not None:
-            return found
+        opening = self._openings.get(name)
+        if opening is not None:
+            return opening
         if any(not isinstance(message.content, str) for message in prompt):
             raise NoFrame("the prompt is not text only")
         shape = (*(message.role for message in prompt), *map(id, tools))
         if shape not in self._kinds:
             if len(self._kinds) >= MOST_KINDS:  # they keep the tools that others know by identity
-                for known in (self._kinds, self._numbers, self._openings, self._frames):
-                    known.clear()
+                for cache in (self._kinds, self._numbers, self._openings, self._frames):
+                    cache.clear()
             self._kinds[shape] = Kinds(self._template, self._words, prompt, tools)
         kinds = self._kinds[shape]
         last = max(number for number, message in enumerate(prompt) if message.role is Role.USER)
@@ -196,7 +196,7 @@ class Frames:
             looks += [self._look(assistant.answer, kind), self._look(assistant.reasoning or "", kind)]
         return (manner, tags, calls, *looks)
 
-    def _look(self, text: str, kind: Kind) -> Key:
+    def _look(self, text: str, kind: MessageKind) -> Key:
         """What a template can see in a text: white space at its edges, and words that it mentions."""
         bare = text.strip()
         edges = ("", "")

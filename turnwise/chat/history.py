@@ -1,26 +1,13 @@
 """What to do where a chat template shows what was said otherwise once a reply follows: refuse, keep, or follow it."""
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.chat.replies import fresh_mark, shared, with_texts
 from turnwise.chat.template import CallsHidden, ChatTemplate
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message
-
-
-class History(enum.StrEnum):
-    """What to do when the template would render an earlier message differently once another follows it."""
-
-    AUTO = "auto"
-    """`VERBATIM` where only empty thoughts of the template's own come or go, `SEGMENT` where anything else changes."""
-    REFUSE = "refuse"
-    """Stop with an error that shows the difference."""
-    VERBATIM = "verbatim"
-    """Keep every token as it was sampled and take only the template's suffix."""
-    SEGMENT = "segment"
-    """Follow the template: open a second sequence that starts from the rewritten history."""
 
 
 class HistoryRewritten(Exception):
@@ -28,7 +15,7 @@ class HistoryRewritten(Exception):
 
 
 class RewriteRefused(TemplateError):
-    """The template rewrites history, and `History.REFUSE` wants none of it."""
+    """The template rewrites history, and `HistoryPolicy.refuse` wants none of it."""
 
 
 class WordsRefused(TemplateError):
@@ -36,7 +23,7 @@ class WordsRefused(TemplateError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class RepliedMessage:
     """An assistant's message that is replied to."""
 
     history: Sequence[Message]
@@ -55,16 +42,16 @@ class Follower:
     """One template, and what to do when it rewrites."""
 
     template: ChatTemplate
-    history: History
+    history: HistoryPolicy
 
-    def suffix(self, reply: Reply) -> tuple[Message, str, int]:
+    def suffix(self, reply: RepliedMessage) -> tuple[Message, str, int]:
         """(the assistant's message as it is put to the template, the whole text, where its words end in it).
 
         HistoryRewritten where a new sequence must follow.
         """
-        given = reply.context, reply.assistant, reply.end, reply.replies, reply.tools
+        arguments = reply.context, reply.assistant, reply.end, reply.replies, reply.tools
         try:
-            after, start = self.template.locate(*given)
+            after, start = self.template.locate(*arguments)
             loses_a_tag = start is not None and self._loses_a_tag(reply, after)
             if start is not None and not loses_a_tag:
                 return reply.assistant, after, start
@@ -75,37 +62,41 @@ class Follower:
         except TemplateError as error:
             if self._can_follow(error, reply):
                 raise HistoryRewritten from error
-            refused = self.template.rejects_words(*given)
+            refused = self.template.rejects_words(*arguments)
             if not isinstance(error, RewriteRefused):  # a thought that is lost by every one who thinks is not theirs
-                refused = refused or self.template.renders_plain(*given[:2], *given[3:])
+                refused = refused or self.template.renders_plain(*arguments[:2], *arguments[3:])
             if refused:
                 raise WordsRefused(f"a message of the policy does not fit the chat template: {error}") from error
             raise
 
-    def _follows(self, reply: Reply, after: str) -> bool:
+    def _follows(self, reply: RepliedMessage, after: str) -> bool:
         """Whether a new sequence follows what became of the history, else the sampled tokens are kept."""
-        if self.history is History.REFUSE:
+        if self.history is HistoryPolicy.refuse:
             before = self.template.render(reply.context, reply.tools, reply=True)
             raise RewriteRefused(_difference(before + reply.assistant.text + reply.end, after))
-        if self.history is History.AUTO:
+        if self.history is HistoryPolicy.auto:
             return not self.template.keeps_all_words(
                 reply.context, reply.assistant, reply.end, reply.replies, reply.tools
             )
-        return self.history is History.SEGMENT
+        return self.history is HistoryPolicy.segment
 
-    def _loses_a_tag(self, reply: Reply, after: str) -> bool:
+    def _loses_a_tag(self, reply: RepliedMessage, after: str) -> bool:
         """Whether a <think> that the header had opened already, and the policy wrote again, is shown once only."""
         template, text = self.template, reply.assistant.text
         again = template.thought and text.lstrip().startswith(template.call_format.THINK)
-        if not again or self.history not in (History.AUTO, History.SEGMENT) or template.is_structured(reply.assistant):
+        if (
+            not again
+            or self.history not in (HistoryPolicy.auto, HistoryPolicy.segment)
+            or template.is_structured(reply.assistant)
+        ):
             return False
         header = template.render(reply.context, reply.tools, reply=True)
-        shown = "".join(after.split()).startswith("".join((header + text).split()))
-        return header.endswith(template.thought) and not shown
+        appended = "".join(after.split()).startswith("".join((header + text).split()))
+        return header.endswith(template.thought) and not appended
 
-    def _can_follow(self, error: TemplateError, reply: Reply) -> bool:
+    def _can_follow(self, error: TemplateError, reply: RepliedMessage) -> bool:
         """Whether the template can show the whole all the same."""
-        if self.history not in (History.AUTO, History.SEGMENT) or isinstance(error, CallsHidden):
+        if self.history not in (HistoryPolicy.auto, HistoryPolicy.segment) or isinstance(error, CallsHidden):
             return False
         try:
             self._demand_shown(reply)
@@ -113,7 +104,7 @@ class Follower:
             return False
         return True
 
-    def _demand_shown(self, reply: Reply) -> None:
+    def _demand_shown(self, reply: RepliedMessage) -> None:
         marks: dict[str, Message] = {}
         marked = [mark_texts(message, marks) for message in reply.replies]
         demand_marks(self.template.render([*reply.history, reply.assistant, *marked], reply.tools, reply=True), marks)

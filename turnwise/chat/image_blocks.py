@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.chat.replies import stand_in_for, texts_in, with_texts
 from turnwise.chat.spans import REPLY_ORIGIN, Characters
 from turnwise.chat.tokenizer import Encoding
 from turnwise.errors import TemplateError
-from turnwise.media import Media, MediaSpan
+from turnwise.ledger import Ledger, Media, MediaSpan
 from turnwise.types import Image, Message, Role
 
 MediaOf = Mapping[Image, Media]
@@ -21,6 +24,29 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     media: tuple[MediaSpan, ...] = ()
+
+
+def place_images(ledger: Ledger, media: Sequence[Media]) -> None:
+    """Say which images the blocks behind the last one stand for, in order; their tokens were appended before.
+
+    ValueError when a block is not there: what the model would see is then not what the tokens say.
+    """
+    start = ledger.media[-1].end if ledger.media else 0
+    tokens = np.where(ledger.loss_mask, -1, ledger.token_ids)  # the policy may write an image's token: it shows nothing
+    spans: list[MediaSpan] = []
+    for image in media:
+        spans.append(MediaSpan(image, _find_block(image, tokens, start)))
+        start = spans[-1].end
+    ledger.place_at(spans)
+
+
+def _find_block(image: Media, token_ids: NDArray[np.int64], start: int) -> int:
+    """Where the image's tokens stand first, from `start` on."""
+    block = image.token_ids
+    for at in (start + np.flatnonzero(token_ids[start:] == block[0])).tolist() if len(block) else ():
+        if np.array_equal(token_ids[at : at + len(block)], block):
+            return int(at)
+    raise ValueError(f"no tokens for image {image.digest} behind token {start}")
 
 
 def images_in(messages: Sequence[Message]) -> list[Image]:
@@ -67,26 +93,26 @@ class SpelledMarkers:
         return text.replace(self._marker, self._stand_in)
 
 
-def find_markers(text: str, marker: str, shown: Sequence[Image]) -> list[int]:
+def find_markers(text: str, marker: str, images: Sequence[Image]) -> list[int]:
     """Where the template shows each of these images; TemplateError when it does not show every one once."""
-    found, at = [], text.find(marker)
+    positions, at = [], text.find(marker)
     while at >= 0:
-        found.append(at)
+        positions.append(at)
         at = text.find(marker, at + len(marker))
-    if len(found) != len(shown):
+    if len(positions) != len(images):
         raise TemplateError(
-            f"the chat template shows {len(found)} images where the messages have {len(shown)}: take the model's own "
-            "template, or one that writes its image token once for each"
+            f"the chat template shows {len(positions)} images where the messages have {len(images)}: take the model's "
+            "own template, or one that writes its image token once for each"
         )
-    return found
+    return positions
 
 
-def media_of(shown: Sequence[Image], media: MediaOf) -> list[Media]:
+def media_of(images: Sequence[Image], media: MediaOf) -> list[Media]:
     """What was prepared of these images."""
-    missing = [image.source for image in shown if image not in media]
+    missing = [image.source for image in images if image not in media]
     if missing:
         raise ValueError(f"the image {missing[0][:64]} was not prepared before it was shown")
-    return [media[image] for image in shown]
+    return [media[image] for image in images]
 
 
 def expand(encoding: Encoding, markers: Sequence[int], blocks: Sequence[Media]) -> tuple[Encoding, list[MediaSpan]]:
@@ -129,7 +155,7 @@ def _texts_of(message: Message) -> list[str]:
 
 def _changed(value: Any, spelled: SpelledMarkers) -> Any:
     if isinstance(value, dict):
-        return {_changed(key, spelled): _changed(one, spelled) for key, one in value.items()}
+        return {_changed(key, spelled): _changed(item, spelled) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_changed(one, spelled) for one in value]
+        return [_changed(item, spelled) for item in value]
     return spelled._hide(value) if isinstance(value, str) else value

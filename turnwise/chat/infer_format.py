@@ -19,7 +19,7 @@ ALIASES = {
     "llama3": "llama3_json",
     "qwen3_xml": "qwen3_coder",
 }  # fmt: skip
-"""What verl and the inference engines call our formats."""
+"""What inference engines and other trainers call our formats."""
 ONE_TOOL = ("calculator", "code")
 """Formats whose calls are always of the same tool: no chat template writes them, a task teaches them."""
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -72,12 +72,12 @@ def choose_format(named: str | None) -> FormatChoice:
 
 def by_signs(templates: Iterable[str], tokens: Iterable[str]) -> FormatChoice:
     """The format that a chat template which writes no calls speaks of, else one that only the special tokens name."""
-    text, known = "\n".join(templates), set(tokens)
+    text, vocabulary = "\n".join(templates), set(tokens)
     for name, words in _SIGNS:
         if all(word in text for word in words):
             return FormatChoice(name, f"the chat template speaks of {' and '.join(words)}, and writes no calls itself")
     for name, words in _TOKENS:
-        if all(word in known for word in words):
+        if all(word in vocabulary for word in words):
             return FormatChoice(name, f"the tokenizer has {' and '.join(words)}; the chat template writes no calls")
     reason = "the chat template writes no calls and speaks of none; set chat.tool_format if it is another"
     return FormatChoice(DEFAULT, reason, is_known=False)
@@ -85,5 +85,5 @@ def by_signs(templates: Iterable[str], tokens: Iterable[str]) -> FormatChoice:
 
 def sign_order(template: str) -> Sequence[str]:
     """All formats, first those that the words of a template speak of: which is meant where several read its calls."""
-    told = [name for name, words in _SIGNS if all(word in template for word in words)]
-    return list(dict.fromkeys([*told, *(name for name, _ in reversed(_SIGNS))]))  # the rest: what is common first
+    likely = [name for name, words in _SIGNS if all(word in template for word in words)]
+    return list(dict.fromkeys([*likely, *(name for name, _ in reversed(_SIGNS))]))  # the rest: what is common first

@@ -34,7 +34,7 @@ Build = Callable[[str], list[Message]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MessageKind:
     """A kind of message whose text stands in the render as it was written."""
 
     telling: tuple[str, ...]
@@ -63,30 +63,30 @@ class Kinds:
         self.tools = list(tools)
         self._template = template
         self._words = words
-        asked = max(number for number, message in enumerate(prompt) if message.role is Role.USER)
-        self._prompt = [*prompt[:asked], replace(prompt[asked], content=HELLO.content), *prompt[asked + 1 :]]
+        last = max(number for number, message in enumerate(prompt) if message.role is Role.USER)
+        self._prompt = [*prompt[:last], replace(prompt[last], content=HELLO.content), *prompt[last + 1 :]]
         self._call = template.call_format.render_call(CALL)
-        self._found: dict[Role | Manner, Kind | None] = {}
-        self.question = self._question(asked)
+        self._found: dict[Role | Manner, MessageKind | None] = {}
+        self.question = self._question(last)
         """The last user's message of the prompt; None when it is not shown as written."""
         self.shows_ids = self._shows_ids()
 
-    def reply(self, role: Role) -> Kind | None:
+    def reply(self, role: Role) -> MessageKind | None:
         """What a tool or a user replies; None when it is not shown as written."""
         if role not in self._found:
-            said, typical = (self._call, RESULT) if role is Role.TOOL else ("yes", HELLO)
-            before = [*self._prompt, self._template.assistant(said)]
+            words, typical = (self._call, RESULT) if role is Role.TOOL else ("yes", HELLO)
+            before = [*self._prompt, self._template.assistant(words)]
             self._found[role] = self._try(lambda text: [*before, replace(typical, content=text)])
         return self._found[role]
 
-    def said(self, manner: Manner) -> Kind | None:
+    def said(self, manner: Manner) -> MessageKind | None:
         """What an assistant says; None when it is not shown as written."""
         if manner not in self._found:
             builds = self._calls(manner) if manner.structured else self._spoken(manner)
             kinds = [self._try(build, tail=manner.structured) for build in builds]
-            known = [kind for kind in kinds if kind is not None]
-            telling = tuple(sorted({word for kind in known for word in kind.telling}))
-            self._found[manner] = Kind(telling, None) if len(known) == len(kinds) else None
+            plain = [kind for kind in kinds if kind is not None]
+            telling = tuple(sorted({word for kind in plain for word in kind.telling}))
+            self._found[manner] = MessageKind(telling, None) if len(plain) == len(kinds) else None
         return self._found[manner]
 
     def _spoken(self, manner: Manner) -> list[Build]:
@@ -121,27 +121,27 @@ class Kinds:
             lambda text: message("", "hm", {"x": text, "y": [{"x": text}]}),
         ]
 
-    def _question(self, last: int) -> Kind | None:
-        before, asked, after = self._prompt[:last], self._prompt[last], self._prompt[last + 1 :]
+    def _question(self, last: int) -> MessageKind | None:
+        before, question, after = self._prompt[:last], self._prompt[last], self._prompt[last + 1 :]
         talk = [self._template.assistant("yes"), HELLO]
-        return self._try(lambda text: [*before, replace(asked, content=text), *after, *talk])
+        return self._try(lambda text: [*before, replace(question, content=text), *after, *talk])
 
     def _shows_ids(self) -> bool:
-        asked = self._template.assistant(self._call)
-        asked = replace(asked, tool_calls=tuple(replace(call, id=_ID) for call in asked.tool_calls))
-        rendered = self._render([*self._prompt, asked, replace(RESULT, tool_call_id=_ID)])
+        calling = self._template.assistant(self._call)
+        calling = replace(calling, tool_calls=tuple(replace(call, id=_ID) for call in calling.tool_calls))
+        rendered = self._render([*self._prompt, calling, replace(RESULT, tool_call_id=_ID)])
         return rendered is None or _ID in rendered
 
-    def _try(self, build: Build, *, tail: bool = False) -> Kind | None:
+    def _try(self, build: Build, *, tail: bool = False) -> MessageKind | None:
         base = self._render(build(_MARK))
         if base is None or (base.count(_LAST) if tail else base.count(_MARK)) != 1:
             return None
 
-        def stands(text: str, shown: str) -> bool:
+        def stands(text: str, expected: str) -> bool:
             rendered = self._render(build(text))
             if tail:
                 return rendered is not None and rendered.rpartition(_LAST)[2] == base.rpartition(_LAST)[2]
-            return rendered == base.replace(_MARK, shown)
+            return rendered == base.replace(_MARK, expected)
 
         if not all(stands(text, text) for text in (*TEXTS, _LONG)):
             return None
@@ -151,7 +151,7 @@ class Kinds:
         elif all(stands(text, text.strip()) for text in _EDGES):
             trims = True
         telling = tuple(word for word in self._words if not stands(f"a {word} b", f"a {word} b"))
-        return Kind(telling, trims)
+        return MessageKind(telling, trims)
 
     def _render(self, messages: Sequence[Message]) -> str | None:
         try:

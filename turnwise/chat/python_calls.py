@@ -77,21 +77,21 @@ def _calls(text: str, position: int) -> tuple[list[FoundCall], int]:
 
 
 def written_call(call: ToolCall) -> str:
-    """A list of this one call."""
+    """The text of a list that holds this call alone."""
     return f"[{call.name}({', '.join(f'{key}={_written(value)}' for key, value in call.arguments.items())})]"
 
 
 def _arguments(text: str, position: int) -> tuple[dict[str, Any], int]:
-    found, position = dict[str, Any](), _skip(text, position)
+    arguments, position = dict[str, Any](), _skip(text, position)
     while not text.startswith(")", position):
         key = _KEY.match(text, position)
         if key is None:
             raise _Unreadable("arguments are given as KEY=VALUE", position)
-        if key[1] in found:
+        if key[1] in arguments:
             raise _Unreadable(f"argument {key[1]!r} is given twice", position)
-        found[key[1]], position = _value(text, key.end(), 0)
+        arguments[key[1]], position = _value(text, key.end(), 0)
         position = _after(text, position, ")")
-    return found, position + 1
+    return arguments, position + 1
 
 
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
@@ -115,21 +115,21 @@ def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _items(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """A list or an object."""
+    """Reads a list or an object: its value, and where the text goes on behind it."""
     closing = "]" if text[position] == "[" else "}"
-    values, found = list[Any](), dict[str, Any]()
+    values, members = list[Any](), dict[str, Any]()
     position = _skip(text, position + 1)
     while not text.startswith(closing, position):
         value, position = _value(text, position, depth + 1)
         if closing == "}":
             position = _skip(text, position)
-            if not isinstance(value, str) or value in found or not text.startswith(":", position):
+            if not isinstance(value, str) or value in members or not text.startswith(":", position):
                 raise _Unreadable('an object holds "KEY": VALUE, each key once', position)
-            found[value], position = _value(text, _skip(text, position + 1), depth + 1)
+            members[value], position = _value(text, _skip(text, position + 1), depth + 1)
         else:
             values.append(value)
         position = _after(text, position, closing)
-    return (values if closing == "]" else found), position + 1
+    return (values if closing == "]" else members), position + 1
 
 
 def _after(text: str, position: int, closing: str) -> int:
@@ -154,13 +154,13 @@ def _number(text: str, position: int) -> int | float:
 
 
 def _unescaped(text: str, position: int) -> str:
-    def meant(found: re.Match[str]) -> str:
-        code = found[1]
+    def meant(match: re.Match[str]) -> str:
+        code = match[1]
         if code in _LETTERS:
             return _LETTERS[code]
         if len(code) > 1 and code[0] in "xuU":
             return chr(int(code[1:], 16))
-        return chr(int(code, 8)) if code[0] in "01234567" else found.group()  # Python keeps what it does not know
+        return chr(int(code, 8)) if code[0] in "01234567" else match.group()  # Python keeps what it does not know
 
     if "\\" not in text:
         return text
@@ -176,9 +176,9 @@ def _written(value: Any, depth: int = 0) -> str:
     if depth > DEEPEST:
         raise TemplateError(f"a value is nested more than {DEEPEST} deep")
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quoted(key)}: {_written(one, depth + 1)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(key)}: {_written(item, depth + 1)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_written(one, depth + 1) for one in value) + "]"
+        return "[" + ", ".join(_written(item, depth + 1) for item in value) + "]"
     return _quoted(value) if isinstance(value, str) else str(value)
 
 

@@ -79,22 +79,24 @@ class SelfCheck:
         """The first difference that is not of the policy's making: its own words, their edges and its end tokens.
         `bare`: nor empty thoughts, which are left out of both texts."""
         walk, decode = Walk(rendered), self.tokenizer.decode
-        answered = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
+        answered = [
+            i for i, message in enumerate(messages) if message.role is Role.ASSISTANT and message.answer is not None
+        ]
         for span in token_spans(ledger):
             if span.policy:
                 ended = span.ids[-1] in self.stop_ids
                 words = span.ids[:-1] if ended else span.ids
                 until = answered[span.turn] + 1
                 spelled = until == len(messages)  # the words of a last message are what `check` compares
-                found = self._follow(walk, words, messages[:until], tools, spelled=spelled, bare=bare)
+                difference = self._follow(walk, words, messages[:until], tools, spelled=spelled, bare=bare)
                 walk.ended(decode(span.ids[-1:]) if ended else "")
             else:
-                given = decode(span.ids)
-                found = walk.pass_given(self.template.bare(given) if bare else given)
-            if found is not None and not span.start and self._has_a_clock(span, messages, answered, ledger, tools):
+                text = decode(span.ids)
+                difference = walk.pass_given(self.template.bare(text) if bare else text)
+            if difference is not None and not span.start and self._has_a_clock(span, messages, answered, ledger, tools):
                 return None
-            if found is not None:
-                return f"at token {span.start} (turn {span.turn}): {found}"
+            if difference is not None:
+                return f"at token {span.start} (turn {span.turn}): {difference}"
         return None
 
     def _follow(
@@ -113,8 +115,8 @@ class SelfCheck:
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
             written = decode(encode(decode(words), after="").ids)
             return walk.pass_written(self.template.bare(written) if bare else written, self.template.thought.strip())
-        shown = decode(self.encode_all(messages, tools, reply=False).ids)
-        return walk.jump(self.template.bare(shown) if bare else shown)
+        expected = decode(self.encode_all(messages, tools, reply=False).ids)
+        return walk.jump(self.template.bare(expected) if bare else expected)
 
     def _has_a_clock(
         self,

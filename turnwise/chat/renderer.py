@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from turnwise.chat.forms import CallForm as CallForm
 from turnwise.chat.frame import Frame, written_already
-from turnwise.chat.frames import Frames, NoFrame, Place
-from turnwise.chat.history import Follower, Reply, demand_marks, mark_texts, marks_for_words
-from turnwise.chat.history import History as History
+from turnwise.chat.frames import FrameKey, Frames, NoFrame
+from turnwise.chat.history import Follower, RepliedMessage, demand_marks, mark_texts, marks_for_words
 from turnwise.chat.history import HistoryRewritten as HistoryRewritten
 from turnwise.chat.image_blocks import (
     NO_MEDIA,
@@ -27,7 +26,6 @@ from turnwise.chat.image_blocks import (
     media_of,
     with_images,
 )
-from turnwise.chat.image_roles import image_roles
 from turnwise.chat.kinds import TEXTS
 from turnwise.chat.render_check import SelfCheck
 from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, texts_in
@@ -37,8 +35,9 @@ from turnwise.chat.template_words import clock_formats
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.chat.vision import ImageProcessor
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
-from turnwise.types import Completion, JsonSchema, Ledger, Message, RenderCheck, Role
+from turnwise.types import Completion, Image, JsonSchema, Ledger, Message, RenderCheck, Role, Text
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 OPENED = 256
@@ -61,10 +60,10 @@ class Renderer:
         tokenizer: Tokenizer,
         call_format: ToolFormat,
         *,
-        history: History = History.REFUSE,
+        history: HistoryPolicy = HistoryPolicy.refuse,
         template_kwargs: dict[str, Any] | None = None,
         images: ImageProcessor | None = None,
-        blind: str | None = None,
+        text_only: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.call_format = call_format
@@ -74,17 +73,17 @@ class Renderer:
         self.in_reasoning = bool(self.template.thought)
         self.header_length = len(tokenizer.encode(self.template.thought).ids) + 2
         """Tokens at the end of a prompt that show whether it opens a thought; they may begin within a longer one."""
-        known = [text for text in call_format.STOPS if text in tokenizer.added_ids]
-        self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in (*self.template.stop_texts, *known)}
+        stops = [text for text in call_format.STOPS if text in tokenizer.added_ids]
+        self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in (*self.template.stop_texts, *stops)}
         self.stop_strings = tuple(text for text in call_format.STOPS if text not in tokenizer.added_ids)
         """Stops of the tool-call format that are no token of this tokenizer."""
-        kept = {tokenizer.added_ids[text] for text in call_format.CALL_ENDS if text in tokenizer.added_ids}
-        self._unread_ids = self.stop_ids - kept
+        call_ends = {tokenizer.added_ids[text] for text in call_format.CALL_ENDS if text in tokenizer.added_ids}
+        self._unread_ids = self.stop_ids - call_ends
         closings = [text.lstrip() for text in (self.template.follow.get(Role.USER, ""), self.template.closing)]
         ends = [text for closing in closings for text in self.template.stop_texts if closing.startswith(text)]
         self.end_id = tokenizer.added_ids[ends[0]] if ends else min(tokenizer.end_ids, default=None)
         """The end token of the template's own; None when a message ends by nothing."""
-        self.call_end_id = self._end_of_calls(known)
+        self.call_end_id = self._end_of_calls(stops)
         """The same of a message that calls a tool."""
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
@@ -95,7 +94,7 @@ class Renderer:
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
         self.images = images
         """The model's image processor; None when it reads text only."""
-        self.blind = blind
+        self.text_only = text_only
         """Why a model with an image processor is shown no images all the same."""
         self.image_roles = frozenset[Role]() if images is None else image_roles(self.template, images.image_token)
         """Whose images the model is shown."""
@@ -109,7 +108,7 @@ class Renderer:
         self.frames: Frames | None = Frames(self.template, sources)
         """None renders every turn by the template."""
 
-    def with_history(self, history: History) -> "Renderer":
+    def with_history(self, history: HistoryPolicy) -> "Renderer":
         """The same with another way to take a rewritten history, for trying things out: it keeps no frames."""
         other = copy.copy(self)
         other.history, other.frames, other._opened = history, None, {}
@@ -123,7 +122,7 @@ class Renderer:
             history=self.history,
             template_kwargs=kwargs,
             images=self.images,
-            blind=self.blind,
+            text_only=self.text_only,
         )
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
@@ -140,12 +139,12 @@ class Renderer:
             return self._encode_all(messages, tools, media)
         time = [datetime.now().strftime(form) for form in self._clock]
         name = (*map(id, messages), None, *map(id, tools), *time)
-        found = self._opened.get(name)
-        if found is None:
+        opened = self._opened.get(name)
+        if opened is None:
             if len(self._opened) >= OPENED:
                 self._opened.pop(next(iter(self._opened)))
-            found = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools, media))
-        return found.prompt
+            opened = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools, media))
+        return opened.prompt
 
     def extend(
         self,
@@ -162,17 +161,17 @@ class Renderer:
         frame; the self-check at the end compares the whole. Every image token in it belongs to an image of the replies.
         """
         escaper, end = self._escaper(replies), self._end_text(completion)
-        shown = [escaper.escape(reply) for reply in replies] if escaper.hides else replies
-        place = None
+        escaped = [escaper.escape(reply) for reply in replies] if escaper.hides else replies
+        key = None
         if self.frames is not None:
             try:
-                place = self.frames.place(history, assistant, end, shown, tools)
+                key = self.frames.place(history, assistant, end, escaped, tools)
             except NoFrame as reason:
                 self.frames.rendered[str(reason)] += 1
-        frame = self.frames.find(place) if self.frames is not None and place is not None else None
+        frame = self.frames.find(key) if self.frames is not None and key is not None else None
         if frame is None:
-            return self._extend(history, assistant, end, shown, tools, escaper, place, media)
-        words = frame.words(shown)
+            return self._extend(history, assistant, end, escaped, tools, escaper, key, media)
+        words = frame.words(escaped)
         if frame.parts and self.frames is not None and not escaper.hides:
             return self.frames.spans(frame, words, self.tokenizer, self._control_ids)
         return self._spans(*frame.fill(words), escaper, end)
@@ -182,57 +181,57 @@ class Renderer:
         history: Sequence[Message],
         assistant: Message,
         end: str,
-        shown: Sequence[Message],
+        replies: Sequence[Message],
         tools: Sequence[JsonSchema],
         escaper: ControlTokenEscaper,
-        place: Place | None,
+        key: FrameKey | None,
         media: MediaOf,
     ) -> list[Span]:
         """By the template. Where it adds the same suffix whatever happened in between, only the first prompt of the
         history is rendered, so that a late turn costs no more than an early one."""
-        first = self.template.first_prompt(history, shown)
-        counts = any(message.images for message in (*history, *shown)) and self._marker()
+        first = self.template.first_prompt(history, replies)
+        counts = any(message.images for message in (*history, *replies)) and self._marker()
         context = history if first is None or counts else first  # a template may number images
-        reply = Reply(history, context, assistant, end, shown, tools)
+        reply = RepliedMessage(history, context, assistant, end, replies, tools)
         assistant, after, start = Follower(self.template, self.history).suffix(reply)
         marks: dict[str, Message] = {}
-        marked = [mark_texts(reply, marks) for reply in shown]
+        marked = [mark_texts(reply, marks) for reply in replies]
         tail, whole = after[start:], self.render([*context, assistant, *marked], tools, reply=True)
         skeleton = whole[start:]
         if not whole.startswith(after[:start]) and (filled := marks_for_words(tail, marks)) is not None:
-            skeleton, place = filled, None  # it looks at words: a <tool_response> of a user is no question to Qwen3
+            skeleton, key = filled, None  # it looks at words: a <tool_response> of a user is no question to Qwen3
         demand_marks(skeleton, marks)
         places = list(replies_in(tail, skeleton, marks))
-        if place is not None and self.frames is not None:
-            self.frames.keep(place, self._frame(place, tail, skeleton, list(marks), shown, end))
-        return self._spans(tail, places, escaper, end, shown, media)
+        if key is not None and self.frames is not None:
+            self.frames.keep(key, self._frame(key, tail, skeleton, list(marks), replies, end))
+        return self._spans(tail, places, escaper, end, replies, media)
 
-    def _end_of_calls(self, known: Sequence[str]) -> int | None:
+    def _end_of_calls(self, stops: Sequence[str]) -> int | None:
         """What the template has after a call, else what the format says, else what ends every message."""
         added: dict[str, int] = self.tokenizer.added_ids
         try:
-            asked = self.template.assistant(self.call_format.render_call(CALL))
-            after, start = self.template.locate([HELLO], asked, "", [RESULT], ())
+            calling = self.template.assistant(self.call_format.render_call(CALL))
+            after, start = self.template.locate([HELLO], calling, "", [RESULT], ())
         except TemplateError:
             start = None
         tail = "" if start is None else after[start:].lstrip()
         ends = [text for text, token in added.items() if token in self.stop_ids and tail.startswith(text)]
         if ends:
             return added[max(ends, key=len)]
-        return added[known[0]] if known else self.end_id
+        return added[stops[0]] if stops else self.end_id
 
     def _frame(
-        self, place: Place, tail: str, skeleton: str, marks: Sequence[str], shown: Sequence[Message], end: str
+        self, key: FrameKey, tail: str, skeleton: str, marks: Sequence[str], replies: Sequence[Message], end: str
     ) -> Frame | None:
         """The frame of a turn that the template has rendered, unless it shows other words than were replied."""
         glue = []
         for mark in marks:
-            before, found, skeleton = skeleton.partition(mark)
+            before, separator, skeleton = skeleton.partition(mark)
             glue.append(before)
-            if not found:  # in another order than they were given
+            if not separator:  # in another order than they were given
                 return None
-        frame = Frame((*glue, skeleton), place.slots())
-        words = frame.words(shown)
+        frame = Frame((*glue, skeleton), key.slots())
+        words = frame.words(replies)
         if frame.fill(words)[0] != tail:
             return None
         nothing = self._escaper(())
@@ -267,9 +266,9 @@ class Renderer:
     ) -> RenderCheck:
         """The recorded tokens and images against one full render of the final messages."""
         encode = functools.partial(self._encode_all, media=media)
-        verbatim, bare = self.history is History.VERBATIM, self.history is History.AUTO
-        found = SelfCheck(self.tokenizer, self.template, self.stop_ids, encode, verbatim, bare)
-        return found.check(ledger, messages, tools)
+        verbatim, bare = self.history is HistoryPolicy.verbatim, self.history is HistoryPolicy.auto
+        selfcheck = SelfCheck(self.tokenizer, self.template, self.stop_ids, encode, verbatim, bare)
+        return selfcheck.check(ledger, messages, tools)
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
@@ -294,11 +293,11 @@ class Renderer:
         Without `reply` it ends where the calls of the last message do.
         """
         escaper, images = self._escaper(messages, tools), images_in(messages)
-        shown = [escaper.escape(message) for message in messages] if escaper.hides else messages
+        escaped = [escaper.escape(message) for message in messages] if escaper.hides else messages
         if images:
-            spelled = SpelledMarkers(self._marker(), shown)
-            shown = [spelled.hide(message) for message in shown]
-        text = self.render(shown, escaper.escape_tools(tools), reply=reply)
+            spelled = SpelledMarkers(self._marker(), escaped)
+            escaped = [spelled.hide(message) for message in escaped]
+        text = self.render(escaped, escaper.escape_tools(tools), reply=reply)
         if not reply:
             text = text[: self.template.closing_start(text, structured=True)]
         if not images:
@@ -313,7 +312,7 @@ class Renderer:
     def _marker(self) -> str:
         """What the template writes for an image."""
         if self.images is None:
-            why = self.blind or "its folder has no image processor"
+            why = self.text_only or "its folder has no image processor"
             raise TemplateError(f"a message holds an image, and the model reads text only: {why}")
         return self.images.image_token
 
@@ -326,21 +325,49 @@ class Renderer:
         places: Sequence[Characters],
         escaper: ControlTokenEscaper,
         end: str,
-        shown: Sequence[Message] = (),
+        replies: Sequence[Message] = (),
         media: MediaOf = NO_MEDIA,
     ) -> list[Span]:
         """Tokens of the tail: what a tool or user wrote, and his images, keep their origin; the rest is the template's.
-        `shown` are the replies in it."""
+        `replies` are the messages in it."""
         skip = written_already(tail, end)
         text, cuts = escaper.unescape(tail)
         encoding = self.tokenizer.encode(text[skip:], cuts=[cut - skip for cut in cuts], after=end if skip else "")
         spans: list[Span] = []
-        control, images = self._control_ids, images_in(shown)
+        control, images = self._control_ids, images_in(replies)
         if images:
-            found, blocks = find_markers(tail, self._marker(), images), media_of(images, media)
-            places = with_images(places, found, len(self._marker()), shown)
-            encoding, _ = expand(encoding, [at - skip for at in found], blocks)
+            markers, blocks = find_markers(tail, self._marker(), images), media_of(images, media)
+            places = with_images(places, markers, len(self._marker()), replies)
+            encoding, _ = expand(encoding, [at - skip for at in markers], blocks)
             control = control.difference(*(block.token_ids.tolist() for block in blocks))
         moved = [(start - skip, stop - skip, origin) for start, stop, origin in places] if skip else places
         add_spans(spans, encoding, moved, control)
         return spans
+
+
+def image_roles(template: ChatTemplate, marker: str) -> frozenset[Role]:
+    """Whose images it shows, each once and where its message stands, with the marker of an image."""
+    picture, answer = Image("data:,"), template.assistant(f"{template.call_format.ANSWER}yes")
+    calling = template.assistant(template.call_format.render_call(CALL))
+    question = Message(Role.USER, (Text("a"), picture, Text("b"), picture))
+    talks: dict[Role, list[Message]] = {
+        Role.USER: [question, answer, question],
+        Role.TOOL: [HELLO, calling, replace(RESULT, content=question.content)],
+        Role.SYSTEM: [replace(question, role=Role.SYSTEM), HELLO],
+    }
+    return frozenset(role for role, talk in talks.items() if _counts_images(template, talk, marker))
+
+
+def _counts_images(template: ChatTemplate, talk: Sequence[Message], marker: str) -> bool:
+    images = 0
+    for number, message in enumerate(talk):
+        images += len(message.images)
+        try:
+            text = template.render(talk[: number + 1], (), reply=message is talk[-1])
+        except TemplateError:
+            if message is talk[-1]:
+                return False
+            continue
+        if text.count(marker) != images:
+            return False
+    return True

@@ -80,9 +80,9 @@ class ControlTokenEscaper:
 
     def _escape_all(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {self._escape_all(key): self._escape_all(one) for key, one in value.items()}
+            return {self._escape_all(key): self._escape_all(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._escape_all(one) for one in value]
+            return [self._escape_all(item) for item in value]
         return self._escape(value) if isinstance(value, str) else value
 
     def _escape(self, text: str) -> str:
@@ -114,12 +114,12 @@ def texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             yield str(key)
-            yield from texts_in(one)
+            yield from texts_in(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts_in(one)
+        for item in value:
+            yield from texts_in(item)
 
 
 def fresh_mark(texts: Iterable[str]) -> str:
@@ -158,6 +158,6 @@ def place(tail: str, skeleton: str, marks: Sequence[str], texts: Sequence[str]) 
     return places if tail.endswith(glue[-1]) else None
 
 
-def shared(one: Sequence[object], other: Sequence[object]) -> int:
+def shared(first: Sequence[object], other: Sequence[object]) -> int:
     """How many items two sequences share at their beginning."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.chat.thoughts import THINK, UNTHINK
+from turnwise.chat.reasoning import THINK, UNTHINK
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
@@ -84,23 +84,23 @@ class Scanner:
         return thoughts, rest
 
 
-def numbered(found: Sequence[FoundCall], turn: int) -> list[ToolCall]:
+def numbered(unnumbered: Sequence[FoundCall], turn: int) -> list[ToolCall]:
     """The calls of a turn with their ids."""
-    named = [call.id for call in found]
-    seen = Counter(named) if any(named) else {}  # few formats write ids, and every turn comes through here
+    named = [call.id for call in unnumbered]
+    counts = Counter(named) if any(named) else {}  # few formats write ids, and every turn comes through here
     calls = []
-    for n, call in enumerate(found):
+    for n, call in enumerate(unnumbered):
         # Nine letters and digits: some templates accept no other form of id.
-        own = call.id if call.id and seen[call.id] == 1 else f"t{turn % 1000:03d}c{n % 10000:04d}"
+        own = call.id if call.id and counts[call.id] == 1 else f"t{turn % 1000:03d}c{n % 10000:04d}"
         calls.append(ToolCall(own, call.name, call.arguments, call.problem))
     return calls
 
 
 def refuse_unless_read_back(text: str, call: ToolCall, read: Sequence[FoundCall | ToolCall], form: str) -> str:
     """The text of a call; TemplateError where it would be read as another one, or as none."""
-    if [(one.name, one.arguments, one.problem) for one in read] != [(call.name, call.arguments, None)]:
+    if [(parsed.name, parsed.arguments, parsed.problem) for parsed in read] != [(call.name, call.arguments, None)]:
         raise TemplateError(
             f"chat.tool_format={form}: the call of {call.name!r} cannot be written so that it is read back as the "
-            f"same call: it would be {'; '.join(one.problem or 'another call' for one in read) or 'no call'}"
+            f"same call: it would be {'; '.join(parsed.problem or 'another call' for parsed in read) or 'no call'}"
         )
     return text

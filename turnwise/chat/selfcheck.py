@@ -21,18 +21,18 @@ class TokenSpan:
 
 def token_spans(ledger: Ledger) -> Iterator[TokenSpan]:
     """The ledger as policy, not policy, policy, ..."""
-    start, given = 0, TokenSpan(0, [], 0, policy=False)
+    start, context = 0, TokenSpan(0, [], 0, policy=False)
     for origin, turn, ids in ledger.spans():
         if origin is Origin.POLICY:
-            if given.ids:
-                yield given
+            if context.ids:
+                yield context
             yield TokenSpan(start, ids.tolist(), turn, policy=True)
-            given = TokenSpan(start + len(ids), [], turn, policy=False)
+            context = TokenSpan(start + len(ids), [], turn, policy=False)
         else:
-            given.ids.extend(ids.tolist())
+            context.ids.extend(ids.tolist())
         start += len(ids)
-    if given.ids:
-        yield given
+    if context.ids:
+        yield context
 
 
 @dataclass(slots=True)
@@ -57,20 +57,20 @@ class Walk:
     def pass_written(self, words: str, opened: str) -> str | None:
         """Go past what the policy wrote. `opened` is a tag that it wrote though the header had written it."""
         wanted = "".join(words.split())
-        here, place = 0, self.place
-        if opened and wanted.startswith(opened) and not self.rendered[place:].lstrip().startswith(opened):
+        here, position = 0, self.place
+        if opened and wanted.startswith(opened) and not self.rendered[position:].lstrip().startswith(opened):
             here = len(opened)
-        while here < len(wanted) and place < len(self.rendered):
-            if self.rendered[place].isspace():
-                place += 1
-            elif self.rendered[place] == wanted[here]:
-                place, here = place + 1, here + 1
+        while here < len(wanted) and position < len(self.rendered):
+            if self.rendered[position].isspace():
+                position += 1
+            elif self.rendered[position] == wanted[here]:
+                position, here = position + 1, here + 1
             else:
                 break
         if here < len(wanted):
-            rest = self.rendered[place : place + SHOWN]
+            rest = self.rendered[position : position + SHOWN]
             return f"the policy wrote {wanted[here : here + SHOWN]!r} (white space aside), a full render has {rest!r}"
-        self.place = place
+        self.place = position
         return None
 
     def ended(self, end: str) -> None:
@@ -96,13 +96,13 @@ def render_problem(trajectories: Iterable[Trajectory]) -> str | None:
     """What is wrong with the episodes that hold other tokens than a full render of their messages; None for none."""
     played = [trajectory for trajectory in trajectories if trajectory.stop_reason is not StopReason.FAILED]
     checked = [trajectory for trajectory in played if trajectory.render_check is not None]
-    found = [t for t in checked if t.render_check is not None and t.render_check.problem is not None]
-    if not found:
+    deviating = [t for t in checked if t.render_check is not None and t.render_check.problem is not None]
+    if not deviating:
         return None
-    first, check = found[0], found[0].render_check
+    first, check = deviating[0], deviating[0].render_check
     return (
-        f"{len(found)} of {len(checked)} checked episodes hold other tokens than one full render of their messages, "
-        f"and neither the policy's words nor chat.history explains it; first: "
+        f"{len(deviating)} of {len(checked)} checked episodes hold other tokens than one full render of their "
+        f"messages, and neither the policy's words nor chat.history explains it; first: "
         f"sample {first.sample.id!r}, sibling {first.sibling}, {check.problem if check else ''}. The chat template "
         "rewrites what came before; use one that only appends (chat.template=chatml_hermes), or choose "
         "chat.history=verbatim or chat.history=segment"

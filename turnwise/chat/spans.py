@@ -13,7 +13,7 @@ REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER, Role.SYSTEM: Ori
 
 
 class Span(NamedTuple):
-    """Tokens of one origin."""
+    """Consecutive token ids that have one origin: the template, the policy, a tool or a user."""
 
     ids: list[int]
     origin: Origin

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.chat.argument_types import typed, typed_value
+from turnwise.chat.reasoning import THINK, UNTHINK, thought_text
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
-from turnwise.chat.thoughts import THINK, UNTHINK, thought_text
 from turnwise.types import JsonSchema, Message, ToolCall
 
 _SLOT = "{}"
@@ -80,12 +80,12 @@ class TagGrammar:
         # With the texts as texts: what stands there must be the same, whatever a schema makes of it.
         texts = {key: value if isinstance(value, str) else _json(value) for key, value in call.arguments.items()}
         read, end = self._calls(text, mark.end(), opened, None)
-        found = read if end == len(text) else []
-        refuse_unless_read_back(text, ToolCall(call.id, call.name, texts), found, self.form)
+        calls = read if end == len(text) else []
+        refuse_unless_read_back(text, ToolCall(call.id, call.name, texts), calls, self.form)
         return text
 
     def render_malformed_call(self, call: ToolCall) -> str:
-        """The call without its end."""
+        """The text of a call whose closing tag is missing."""
         return self.render_call(call).removesuffix(next(iter(self._block.values())))
 
     def render_thought(self, thought: str, *, is_open: bool) -> str:
@@ -146,13 +146,13 @@ class TagGrammar:
 
     def _typed(self, name: str, written: dict[str, _Written], tools: Sequence[JsonSchema] | None) -> dict[str, Any]:
         if tools is None:
-            return {key: one.text for key, one in written.items()}
-        by_schema = {key: one.text for key, one in written.items() if one.is_text is None}
+            return {key: parameter.text for key, parameter in written.items()}
+        by_schema = {key: parameter.text for key, parameter in written.items() if parameter.is_text is None}
         values = typed(name, by_schema, tools)
-        said = {True: frozenset({"string"}), False: frozenset[str]()}
+        types = {True: frozenset({"string"}), False: frozenset[str]()}
         return {
-            key: values[key] if one.is_text is None else typed_value(one.text, said[one.is_text])
-            for key, one in written.items()
+            key: values[key] if parameter.is_text is None else typed_value(parameter.text, types[parameter.is_text])
+            for key, parameter in written.items()
         }
 
 

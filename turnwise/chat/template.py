@@ -69,12 +69,12 @@ class ChatTemplate:
         for reply in replies:
             if reply.role not in self._local:
                 return None
-        asked = False
+        has_user = False
         for number, message in enumerate(history):
             if message.role is Role.ASSISTANT:
-                return history[:number] if asked else None
-            asked = asked or message.role is Role.USER
-        return history if asked else None
+                return history[:number] if has_user else None
+            has_user = has_user or message.role is Role.USER
+        return history if has_user else None
 
     def locate(
         self,
@@ -107,8 +107,8 @@ class ChatTemplate:
             if end_of_words is None or end_of_words < len(opened) or not before.startswith(opened):
                 return after, None
             start = end_of_words
-            kept = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, words))
-            if not (kept and after.startswith(before[:start])):
+            unchanged = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, words))
+            if not (unchanged and after.startswith(before[:start])):
                 return after, None
         if structured:
             self._demand_every_call(context, assistant, tools)
@@ -147,9 +147,9 @@ class ChatTemplate:
         words = "" if self.is_structured(assistant) else mark  # some templates show words after what the tool replied
         marked = replace(assistant, content=words, answer=words, reasoning=None, tool_calls=calls)
         text = self.render([*context, marked, *replies], tools, reply=True)
-        head, found, tail = text.rpartition(mark)
+        head, separator, tail = text.rpartition(mark)
         start = len(head) + len(mark)
-        if not found or (mark in head and not self.is_structured(marked)):
+        if not separator or (mark in head and not self.is_structured(marked)):
             raise TemplateError("the chat template drops or repeats an assistant message that a reply follows")
         if self.is_structured(marked):  # the mark stands inside the last call, whose brackets close after it
             rest = self.render([*context, marked], tools, reply=False).rpartition(mark)[2]
@@ -293,10 +293,10 @@ class ChatTemplate:
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows what tools reply, the second time too, and goes on with a user."""
         calls = [self.call_format.render_call(CALL), self.call_format.render_call(replace(CALL, arguments={"x": 2}))]
-        asked = [self.call_format.parse(text, turn=turn, in_reasoning=False) for turn, text in enumerate(calls)]
+        callings = [self.call_format.parse(text, turn=turn, in_reasoning=False) for turn, text in enumerate(calls)]
         rounds = [
             [ask, replace(RESULT, content=f"{_MARK}{turn}", tool_call_id=(ask.tool_calls or (CALL,))[0].id)]
-            for turn, ask in enumerate(asked)
+            for turn, ask in enumerate(callings)
         ]
         both = [HELLO, *rounds[0], *rounds[1]]
         # A template that writes what comes before an answer would write it before the text of a call too.
@@ -328,11 +328,11 @@ class ChatTemplate:
         return text.partition(_MARK)[2]
 
     def _followers(self) -> dict[Role, str]:
-        found = {}
+        followers = {}
         for message in (HELLO, RESULT):
             with contextlib.suppress(TemplateError):  # no tools, or none after plain text
-                found[message.role] = self._following([message], reply=True)
-        return found
+                followers[message.role] = self._following([message], reply=True)
+        return followers
 
     def _local_roles(self) -> frozenset[Role]:
         """Whose replies get the same suffix late in a conversation as right after the first prompt.
@@ -342,11 +342,11 @@ class ChatTemplate:
         """
         plain, thought = self.assistant(self.call_format.ANSWER + "yes"), self._typical(ANSWER)
         ask = self.assistant(self.call_format.render_call(CALL))
-        told = self.assistant(self.call_format.ANSWER + "Well.\n" + self.call_format.render_call(CALL))
+        announced = self.assistant(self.call_format.ANSWER + "Well.\n" + self.call_format.render_call(CALL))
         pondered = self._typical(replace(ANSWER, tool_calls=(CALL,)))
         with_tools = [HELLO, pondered, RESULT, plain, HELLO, thought, HELLO, ask, RESULT, ask, RESULT]
         users_only = [HELLO, thought, HELLO, plain, HELLO]
-        histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only, [HELLO, told, RESULT]]
+        histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only, [HELLO, announced, RESULT]]
         possible = [history for history in histories if self._suffix(history, plain, []) != _REFUSED]
         local = {Role.TOOL, Role.USER}
         exchanges = ((plain, [HELLO]), (thought, [HELLO]), (ask, [RESULT]), (pondered, [RESULT, RESULT]))

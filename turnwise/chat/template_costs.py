@@ -37,20 +37,20 @@ class TooCostly(jinja2.TemplateError):
 
 
 class TakesTooLong(TooCostly):
-    """The time is spent by now."""
+    """The template has spent the steps or seconds that one render may take."""
 
 
 class Costs:
-    """What one render has spent."""
+    """The steps, characters and seconds that one render of a template has spent."""
 
-    def __init__(self, patience: float = 1.0) -> None:
-        """`patience`: the share of the steps and seconds that it may take."""
+    def __init__(self, share: float = 1.0) -> None:
+        """`share`: the share of the steps and seconds that it may take."""
         self._steps = self._characters = 0
-        self._most_steps, self._most_seconds = MOST_STEPS * patience, MOST_SECONDS * patience
+        self._most_steps, self._most_seconds = MOST_STEPS * share, MOST_SECONDS * share
         self._start = time.thread_time()
 
     def step(self) -> None:
-        """One more round or call."""
+        """Counts one more round of a loop or one more call."""
         self._steps += 1
         if self._steps > self._most_steps:
             raise TakesTooLong(f"it takes more than {self._most_steps:,.0f} steps")
@@ -86,8 +86,8 @@ def costs() -> Costs:
 class counted:
     """While a template renders in this thread."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, share: float) -> None:
+        self._patience = share
 
     def __enter__(self) -> None:
         self._before, _renders.costs = _renders.costs, Costs(self._patience)
@@ -141,8 +141,12 @@ def depth(value: Any) -> int:
     """How deep lists and mappings are nested; JSON of more than a thousand cannot be written anyway."""
     deepest, level = 0, [value]
     while level and deepest < 1000:
-        inner = [one for one in level if isinstance(one, list | tuple | Mapping)]
-        level = [child for one in inner for child in (one.values() if isinstance(one, Mapping) else one)]
+        inner = [container for container in level if isinstance(container, list | tuple | Mapping)]
+        level = [
+            child
+            for container in inner
+            for child in (container.values() if isinstance(container, Mapping) else container)
+        ]
         if len(level) > MOST_CHARACTERS // _ELEMENT:
             raise TooCostly("it writes a list that holds itself many times over")
         deepest += 1
@@ -194,19 +198,19 @@ def _demand_plain_format(text: str, mark: str, arguments: Sequence[Any]) -> None
 
 def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
     """A method or filter of this name on a text, its result counted first."""
-    given = [*arguments, *named.values()]
-    weight = weigh(*given)
+    values = [*arguments, *named.values()]
+    weight = weigh(*values)
     if name in _SHORTENS:
         if "strip" in name or name == "trim":  # each character is looked for among all that are stripped
             costs().make(len(given_text) * (1 + weight // _SET_SPEED))
         costs().make(len(given_text) + weight)
         return
-    if name in ("encode", "decode") and any(isinstance(one, str) and one.lower() not in _CODECS for one in given):
+    if name in ("encode", "decode") and any(isinstance(item, str) and item.lower() not in _CODECS for item in values):
         raise TooCostly("it asks for an encoding that no chat needs")
     text = given_text if isinstance(given_text, str) else given_text.decode("latin-1")
-    demand_small_numbers(given)
-    numbers = max((value for value in given if isinstance(value, int)), default=0)
-    longest = max((len(value) for value in given if isinstance(value, str | bytes)), default=0)
+    demand_small_numbers(values)
+    numbers = max((value for value in values if isinstance(value, int)), default=0)
+    longest = max((len(value) for value in values if isinstance(value, str | bytes)), default=0)
     match name:
         case "indent":
             size = len(text) + (text.count("\n") + 1) * max(numbers or 4, longest)
@@ -221,7 +225,7 @@ def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], na
         case "translate":
             size = len(text) * (1 + weight)
         case "split" | "rsplit" | "splitlines" | "list" | "batch" | "slice" | "unique" | "map":
-            separator = next((value for value in given if isinstance(value, str)), None)
+            separator = next((value for value in values if isinstance(value, str)), None)
             size = len(text) + _ELEMENT * (text.count(separator) if separator else len(text))
         case _:
             size = len(text) * 8 + weight + numbers  # escaping writes up to six for one
@@ -230,8 +234,8 @@ def demand_text(name: str, given_text: str | bytes, arguments: Sequence[Any], na
 
 def _replaced(text: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
     """The characters that come instead; whatever is no text is written out, and was weighed."""
-    given = dict(zip(("old", "new", "count"), arguments, strict=False)) | dict(named)
-    old, new = given.get("old", ""), given.get("new", "")
+    options = dict(zip(("old", "new", "count"), arguments, strict=False)) | dict(named)
+    old, new = options.get("old", ""), options.get("new", "")
     spelled = old.decode("latin-1") if isinstance(old, bytes) else str(old)
     return text.count(spelled) * (len(new) if isinstance(new, str | bytes) else 8 * weigh(new))
 
@@ -260,12 +264,12 @@ def bounded(name: str, filtered: Callable[..., Any]) -> Callable[..., Any]:
     passed = hasattr(filtered, "jinja_pass_arg")  # the context or the environment comes before the value
 
     @functools.wraps(filtered)
-    def apply(*given: Any, **named: Any) -> Any:
+    def apply(*args: Any, **named: Any) -> Any:
         costs().step()
-        first, *rest = given[1:] if passed else given
+        first, *rest = args[1:] if passed else args
         if name in _CONSUMES:
             first = settled(first)
-            given = (*given[: int(passed)], first, *rest)
+            args = (*args[: int(passed)], first, *rest)
         weight = weigh(*rest, *named.values())
         if name == "tojson":
             indent, separators = [*rest[1:3], None, None][:2]
@@ -289,7 +293,7 @@ def bounded(name: str, filtered: Callable[..., Any]) -> Callable[..., Any]:
             is_number = name in ("round", "string", *_DIVIDES)
             demand_small_numbers([*rest, *named.values(), *([first] if is_number else [])])
             costs().make(weigh(first) + weight if name not in _LOOKS else 0)
-        return filtered(*given, **named)
+        return filtered(*args, **named)
 
     return apply
 

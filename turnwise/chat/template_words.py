@@ -16,8 +16,8 @@ _CLOCK = re.compile(r"""strftime_now\s*\((?:\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\))
 
 def clock_formats(source: str) -> list[str] | None:
     """The formats in which a template asks for the time; None when its program does not say them outright."""
-    found = [match.group(1) or match.group(2) for match in _CLOCK.finditer(source)]
-    return None if None in found else found
+    formats = [match.group(1) or match.group(2) for match in _CLOCK.finditer(source)]
+    return None if None in formats else formats
 
 
 def read_variables(source: str) -> set[str]:
@@ -37,33 +37,33 @@ def compared_words(source: str) -> tuple[str, ...]:
     """
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        found = _compared(environment.parse(_GENERATION.sub("", source)), shown=False)
-        return tuple(sorted({word for word in found if word}))
+        words = _compared(environment.parse(_GENERATION.sub("", source)), written=False)
+        return tuple(sorted({word for word in words if word}))
     except jinja2.TemplateSyntaxError:
         strings = (value for _, kind, value in environment.lex(source) if kind == "string")
         return tuple(sorted({word for text in strings if (word := str(ast.literal_eval(text)))}))
 
 
-def _compared(node: nodes.Node, *, shown: bool) -> Iterator[str]:
-    """`shown`: the node's value is written out as it is."""
+def _compared(node: nodes.Node, *, written: bool) -> Iterator[str]:
+    """`written`: the node's value is written out as it is."""
     match node:
-        case nodes.Const(value=str() as value) if not shown:
+        case nodes.Const(value=str() as value) if not written:
             yield value
         case nodes.Output() | nodes.Add() | nodes.Concat():
             for child in node.iter_child_nodes():
-                yield from _compared(child, shown=shown or isinstance(node, nodes.Output))
+                yield from _compared(child, written=written or isinstance(node, nodes.Output))
         case nodes.CondExpr():
-            yield from _compared(node.test, shown=False)
+            yield from _compared(node.test, written=False)
             for branch in (node.expr1, node.expr2):
                 if branch is not None:
-                    yield from _compared(branch, shown=shown)
+                    yield from _compared(branch, written=written)
         case nodes.Getitem(arg=nodes.Const(value=str())):  # the name of a field
-            yield from _compared(node.node, shown=False)
-        case nodes.Compare() if any(_is_role(one) for one in (node.expr, *(operand.expr for operand in node.ops))):
+            yield from _compared(node.node, written=False)
+        case nodes.Compare() if any(_is_role(part) for part in (node.expr, *(operand.expr for operand in node.ops))):
             return
         case _:
             for child in node.iter_child_nodes():
-                yield from _compared(child, shown=False)
+                yield from _compared(child, written=False)
 
 
 def _is_role(node: nodes.Node) -> bool:

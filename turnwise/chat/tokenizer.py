@@ -86,16 +86,18 @@ class Tokenizer:
             return template
         picture, words = {"type": "image"}, [{"type": "text", "text": text} for text in ("hello", "there")]
         try:
-            seen, unseen = (
+            with_image, unseen = (
                 self._hf.apply_chat_template([{"role": "user", "content": parts}], chat_template=own, tokenize=False)
                 for parts in ([words[0], picture, words[1]], words)
             )
         except Exception:  # a template is a program of the model's authors, and may show no parts at all
             return template
-        at = next((i for i, (one, other) in enumerate(zip(seen, unseen, strict=False)) if one != other), len(unseen))
-        added = seen[at : at + len(seen) - len(unseen)]
-        known = any(token.content in added for token in self._hf.added_tokens_decoder.values())
-        if not known or seen != unseen[:at] + added + unseen[at:]:
+        at = next(
+            (i for i, (left, other) in enumerate(zip(with_image, unseen, strict=False)) if left != other), len(unseen)
+        )
+        added = with_image[at : at + len(with_image) - len(unseen)]
+        has_token = any(token.content in added for token in self._hf.added_tokens_decoder.values())
+        if not has_token or with_image != unseen[:at] + added + unseen[at:]:
             return template
         return f"{{%- set shown_image = {json.dumps(added)} -%}}{template}"
 
@@ -128,9 +130,9 @@ class Tokenizer:
     def most_characters(self) -> int | None:
         """That one token stands for at most; None for a tokenizer that leaves out white space."""
         longest = max(len(token) for token in self._backend.get_vocab())
-        kept = len(self._backend.encode(" " * (8 * longest), add_special_tokens=False).ids)
+        count = len(self._backend.encode(" " * (8 * longest), add_special_tokens=False).ids)
         composed = 1 if self._backend.normalizer is None else 4  # signs that a normaliser may make one of
-        return longest * composed if kept >= 8 else None
+        return longest * composed if count >= 8 else None
 
     def left_of(self, after: str | None) -> str:
         """The one token before a text that has it encoded as if it followed `after`; nothing where none is needed."""
@@ -144,8 +146,8 @@ class Tokenizer:
     @property
     def templates(self) -> dict[str, str]:
         """The chat templates in use by name; most models have the `default` one only."""
-        found = self._hf.chat_template
-        return {"default": found} if isinstance(found, str) else dict(found)
+        template = self._hf.chat_template
+        return {"default": template} if isinstance(template, str) else dict(template)
 
     def as_json(self) -> str:
         """What a tokenizer.json says, for those who only want to show tokens."""
@@ -164,7 +166,7 @@ class Tokenizer:
     def apply_template(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reply: bool, kwargs: dict[str, Any]
     ) -> str:
-        """The chat template's text."""
+        """The text that the chat template makes of these messages and tools."""
         text: str = self._hf.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=reply, tokenize=False, **kwargs
         )
@@ -175,22 +177,22 @@ def _processor_template(folder: Path) -> str | None:
     """The template of a model that sees, in the file in which older versions of its processor keep it."""
     path = folder / "chat_template.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
         raise TemplateError(f"{path}: the chat template cannot be read: {one_line(error)}") from error
-    text = found.get("chat_template") if isinstance(found, dict) else None
+    text = settings.get("chat_template") if isinstance(settings, dict) else None
     return text if isinstance(text, str) else None
 
 
 def occurrences(words: Sequence[str], text: str) -> list[tuple[int, int]]:
     """(start, end) of every place where one of the words stands in a text, overlapping ones included, in order."""
-    found: set[tuple[int, int]] = set()
+    spans: set[tuple[int, int]] = set()
     for word in words:
         start = text.find(word)
         while start >= 0:
-            found.add((start, start + len(word)))
+            spans.add((start, start + len(word)))
             start = text.find(word, start + 1)
-    return sorted(found)
+    return sorted(spans)
 
 
 def _plain_config(folder: Path) -> Any:
@@ -200,17 +202,17 @@ def _plain_config(folder: Path) -> Any:
     """
     from transformers import PreTrainedConfig
 
-    told, model = folder / "tokenizer_config.json", folder / "config.json"
-    if not (told.is_file() and model.is_file()):
+    path, model = folder / "tokenizer_config.json", folder / "config.json"
+    if not (path.is_file() and model.is_file()):
         return None
-    settings = json.loads(told.read_text(encoding="utf-8"))
+    settings = json.loads(path.read_text(encoding="utf-8"))
     if not settings.get("tokenizer_class") or "auto_map" in settings:
         return None
-    said = json.loads(model.read_text(encoding="utf-8"))
+    model_settings = json.loads(model.read_text(encoding="utf-8"))
     config = PreTrainedConfig(name_or_path=str(folder))
     for name in ("model_type", "model_name"):
-        if name in said:
-            setattr(config, name, said[name])
+        if name in model_settings:
+            setattr(config, name, model_settings[name])
     return config
 
 

@@ -4,9 +4,10 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.chat.history import History, HistoryRewritten, RewriteRefused
-from turnwise.chat.image_blocks import MediaOf, images_in
+from turnwise.chat.history import HistoryRewritten, RewriteRefused
+from turnwise.chat.image_blocks import MediaOf, images_in, place_images
 from turnwise.chat.renderer import Renderer
+from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import (
     Completion,
@@ -50,7 +51,7 @@ class Exchange:
 
     @property
     def by(self) -> Role:
-        """Who replies."""
+        """The role that replies in this exchange."""
         return self.replies[0].role
 
 
@@ -78,8 +79,8 @@ def exchanges(renderer: Renderer, *, tools: bool, user: bool) -> Iterator[Exchan
             if count == 1:
                 yield Exchange("a thought and a tool call, then the tool", text, replies, thinks=True)
             if Role.TOOL in renderer.image_roles:
-                seen = [replace(reply, content=(Text("42"), BLANK, Text("."))) for reply in replies]
-                yield Exchange(f"{count} tool call(s), then the tool with an image", text, seen)
+                with_image = [replace(reply, content=(Text("42"), BLANK, Text("."))) for reply in replies]
+                yield Exchange(f"{count} tool call(s), then the tool with an image", text, with_image)
     if user:
         sure, answer = [Message(Role.USER, "Are you sure?")], f"{form.ANSWER}{LAST}"
         yield Exchange("plain answer, then the user", answer, sure)
@@ -90,15 +91,15 @@ def try_out(
     renderer: Renderer,
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
-    some: Sequence[Exchange],
+    possible: Sequence[Exchange],
     media: MediaOf,
 ) -> list[Tried]:
     """What becomes of each exchange, and of all one after another; TemplateError for one that cannot be played."""
-    strict, tried = renderer.with_history(History.REFUSE), renderer.with_history(renderer.history)
-    runs: list[tuple[str, list[Exchange]]] = [(exchange.name, [exchange]) for exchange in some]
-    if some:
-        runs.append(("several of these", [exchange for _ in range(2) for exchange in some]))
-    found = []
+    strict, tried = renderer.with_history(HistoryPolicy.refuse), renderer.with_history(renderer.history)
+    runs: list[tuple[str, list[Exchange]]] = [(exchange.name, [exchange]) for exchange in possible]
+    if possible:
+        runs.append(("several of these", [exchange for _ in range(2) for exchange in possible]))
+    trials = []
     for name, played in runs:
         exchange = played[0] if len(played) == 1 else None
         try:
@@ -106,35 +107,35 @@ def try_out(
                 segments = play(strict, prompt, schemas, played, media)
                 course = Course.APPENDS
             except RewriteRefused:
-                if renderer.history is History.REFUSE:
+                if renderer.history is HistoryPolicy.refuse:
                     raise
                 segments = play(tried, prompt, schemas, played, media)
                 course = Course.REOPENS if len(segments) > 1 else Course.KEEPS
         except TemplateError as error:
             raise TemplateError(f"{name}: {error}") from error
         thinks = renderer.in_reasoning or (exchange is not None and exchange.thinks)
-        found.append(Tried(name, course, exchange, thinks))
-    return found
+        trials.append(Tried(name, course, exchange, thinks))
+    return trials
 
 
 def play(
     renderer: Renderer,
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
-    some: Sequence[Exchange],
+    planned: Sequence[Exchange],
     media: MediaOf,
 ) -> list[Ledger]:
     """The exchanges as an episode records them, then a last answer, each sequence compared with one full render."""
     messages = list(prompt)
     ledgers = [_open(renderer, messages, schemas, media, 0)]
     thought, length = renderer.template.thought, renderer.header_length
-    for turn, exchange in enumerate([*some, Exchange("", LAST, [])]):
+    for turn, exchange in enumerate([*planned, Exchange("", LAST, [])]):
         ledger, replies = ledgers[-1], exchange.replies
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-length:]).endswith(thought)
         thinks = opened or exchange.thinks
-        said = renderer.call_format.render_thought(THOUGHT, is_open=opened) if thinks else ""
-        said += exchange.text
-        completion = _completion(renderer, said, calls=any(reply.role is Role.TOOL for reply in replies))
+        words = renderer.call_format.render_thought(THOUGHT, is_open=opened) if thinks else ""
+        words += exchange.text
+        completion = _completion(renderer, words, calls=any(reply.role is Role.TOOL for reply in replies))
         message = renderer.read(completion, turn, ledger.token_ids, schemas)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         rewritten = False
@@ -142,7 +143,7 @@ def play(
             try:
                 spans = renderer.extend(messages, message, completion, replies, schemas, media)
                 ledger.append_given(spans, turn)
-                ledger.place([media[image] for image in images_in(replies)])
+                place_images(ledger, [media[image] for image in images_in(replies)])
             except HistoryRewritten:
                 rewritten = True
         if rewritten or not replies:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.pictures import shown_size, unpack
+from turnwise.chat.image_files import shown_size, unpack
 from turnwise.chat.replies import shared
 from turnwise.chat.tokenizer import Encoding, Tokenizer
 from turnwise.errors import DataError, TemplateError, one_line
-from turnwise.media import Media, digest_of, recorded
+from turnwise.ledger import Media
+from turnwise.system.image_bytes import digest_of, recorded
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -89,45 +90,45 @@ class ImageProcessor:
         self.blank = recorded("blank", blank)
         """A small image, for trying a template out."""
         texts = {number: text for text, number in tokenizer.added_ids.items()}
-        self.tokens = frozenset(texts[one] for one in {*blank.tolist(), *self._feature_ids} if one in texts)
+        self.tokens = frozenset(texts[token] for token in {*blank.tolist(), *self._feature_ids} if token in texts)
         """Control tokens that show images: nobody's words may spell them."""
 
     def prepare(self, content: bytes) -> Media:
         """What the model takes of one encoded image. DataError says why it cannot; slow, so not on the event loop."""
         key = digest_of(content)
         with self._lock:
-            found = self._alive.get(key)
-            if found is not None:
-                return found
+            alive = self._alive.get(key)
+            if alive is not None:
+                return alive
             waiting = self._under_way.get(key)
             if waiting is None:
-                made = self._under_way[key] = Future[Media]()
+                promise = self._under_way[key] = Future[Media]()
         if waiting is not None:
             return waiting.result()
         try:
             media = self._prepare(content)
         except BaseException as error:
-            made.set_exception(error)
+            promise.set_exception(error)
             raise
         else:
-            made.set_result(media)
+            promise.set_result(media)
             return media
         finally:
             with self._lock:
                 del self._under_way[key]
-                if made.exception() is None:
-                    self._alive[key] = made.result()
+                if promise.exception() is None:
+                    self._alive[key] = promise.result()
 
     def _prepare(self, content: bytes) -> Media:
-        shown = unpack(content, self._max_pixels)
-        digest = digest_of(shown.content)
+        image = unpack(content, self._max_pixels)
+        digest = digest_of(image.content)
         with self._lock:
-            found = self._alive.get(digest)
-        if found is not None:
-            return found
-        ids, arrays = self._process(shown.picture, self.image_token)
+            alive = self._alive.get(digest)
+        if alive is not None:
+            return alive
+        ids, arrays = self._process(image.picture, self.image_token)
         self._check_edges(ids)
-        media = Media(digest, shown.content, ids, np.isin(ids, self._feature_ids), _Arrays(self, digest, shown.content))
+        media = Media(digest, image.content, ids, np.isin(ids, self._feature_ids), _Arrays(self, digest, image.content))
         with self._lock:
             self._keep(digest, arrays)
             return self._alive.setdefault(digest, media)
@@ -147,10 +148,10 @@ class ImageProcessor:
     def arrays_of(self, digest: str, content: bytes) -> dict[str, NDArray[Any]]:
         """The arrays of an image that was prepared, made anew where they were not kept."""
         with self._lock:
-            kept = self._arrays.get(digest)
-            if kept is not None:
+            cached = self._arrays.get(digest)
+            if cached is not None:
                 self._arrays.move_to_end(digest)
-                return kept
+                return cached
         arrays = self._process(unpack(content, None).picture, self.image_token)[1]
         with self._lock:
             self._keep(digest, arrays)
@@ -166,8 +167,8 @@ class ImageProcessor:
 
     def _process(self, picture: "Picture", marker: str) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """(the block of tokens, the arrays): the processor expands a text that is nothing but its own image token."""
-        ids, made = self._call([picture], marker)
-        arrays = {name: np.asarray(value) for name, value in made.items() if name not in _OF_THE_TEXT}
+        ids, outputs = self._call([picture], marker)
+        arrays = {name: np.asarray(value) for name, value in outputs.items() if name not in _OF_THE_TEXT}
         if not np.isin(ids, self._feature_ids).any() or not arrays:
             raise DataError(f"the model's processor makes nothing of {picture.width}x{picture.height} pixels")
         for array in (ids, *arrays.values()):
@@ -176,19 +177,19 @@ class ImageProcessor:
 
     def _call(self, pictures: list["Picture"], text: str) -> tuple[NDArray[np.int64], dict[str, Any]]:
         try:
-            made = dict(self._processor(images=pictures, text=[text], return_tensors="np"))
+            outputs = dict(self._processor(images=pictures, text=[text], return_tensors="np"))
         except Exception as error:  # the model's own code, on a stranger's image
             size = f"{pictures[0].width}x{pictures[0].height}"
             raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
-        return np.asarray(made["input_ids"], np.int64).reshape(-1), made
+        return np.asarray(outputs["input_ids"], np.int64).reshape(-1), outputs
 
     def _find_feature_id(self) -> int:
-        found = getattr(self._processor, "image_token_id", None)
-        if found is None:
-            found = self._tokenizer.added_ids.get(getattr(self._processor, "image_token", None) or "")
-        if not isinstance(found, int):
+        token = getattr(self._processor, "image_token_id", None)
+        if token is None:
+            token = self._tokenizer.added_ids.get(getattr(self._processor, "image_token", None) or "")
+        if not isinstance(token, int):
             raise NotShown("the model's processor has no image token, so its images have no place among tokens")
-        return found
+        return token
 
     def _find_marker(self) -> tuple[str, NDArray[np.int64]]:
         """The token that the processor expands, and a block. Some expand the token before the image's own."""
@@ -213,8 +214,8 @@ class ImageProcessor:
         """Tokens at the edges that take nothing from their neighbours: text beside the block stays what it is."""
         hard = {self._tokenizer.added_ids[text] for text in self._tokenizer.hard_texts}
         if int(ids[0]) not in hard or int(ids[-1]) not in hard:
-            shown = self._tokenizer.decode(ids[:3].tolist()) + "..." + self._tokenizer.decode(ids[-3:].tolist())
-            raise NotShown(f"the tokens of an image ({shown!r}) could merge with the text beside them")
+            block = self._tokenizer.decode(ids[:3].tolist()) + "..." + self._tokenizer.decode(ids[-3:].tolist())
+            raise NotShown(f"the tokens of an image ({block!r}) could merge with the text beside them")
 
     def _check_among_words(self, blank: "Picture", marker: str, ids: NDArray[np.int64]) -> None:
         """The processor must write the same block wherever an image stands, and nothing beside it."""
@@ -229,7 +230,7 @@ class ImageProcessor:
             expected += ids.tolist() if token == marked else [token]
         if written != expected:
             at = shared(written, expected)
-            became, stands = (self._tokenizer.decode(one[max(at - 1, 0) : at + 2]) for one in (written, expected))
+            became, stands = (self._tokenizer.decode(tokens[max(at - 1, 0) : at + 2]) for tokens in (written, expected))
             raise NotShown(
                 f"what its processor writes for an image depends on the text around it: of {text!r} it makes "
                 f"{became!r} where {stands!r} was to stand"
@@ -272,7 +273,7 @@ class _PlainTokenizer:
         return getattr(self._tokenizer.hf, name)
 
     def __call__(self, text: list[str], **options: Any) -> "_Encoded":
-        return _Encoded([self._tokenizer.encode(one, after="") for one in text])
+        return _Encoded([self._tokenizer.encode(line, after="") for line in text])
 
 
 class _Encoded(dict[str, Any]):
@@ -283,7 +284,7 @@ class _Encoded(dict[str, Any]):
         self._offsets = [encoding.offsets for encoding in encodings]
 
     def char_to_token(self, text: int, character: int) -> int | None:
-        """By the number of the text."""
+        """The token that a character of the text with this number belongs to; None when it has none."""
         return next((n for n, (start, end) in enumerate(self._offsets[text]) if start <= character < end), None)
 
 
@@ -309,10 +310,10 @@ def _feature_id(folder: Path) -> int | None:
 
     path = folder / "config.json"
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known = written.get("model_type") in CONFIG_MAPPING
-    config = CONFIG_MAPPING[written["model_type"]].from_dict(written).to_dict() if known else written
-    found = [config.get(name) for name in ("image_token_id", "image_token_index")]
-    return next((one for one in found if isinstance(one, int)), None)
+    is_known = written.get("model_type") in CONFIG_MAPPING
+    config = CONFIG_MAPPING[written["model_type"]].from_dict(written).to_dict() if is_known else written
+    candidates = [config.get(name) for name in ("image_token_id", "image_token_index")]
+    return next((token for token in candidates if isinstance(token, int)), None)
 
 
 def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:
@@ -323,7 +324,7 @@ def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:
     module: Any = sys.modules[kind.__module__]
     if getattr(module, "num2words", True) is None:  # SmolVLM demands it always, and uses it for videos only
         module.num2words = str
-    seeing: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, given: None})
+    seeing: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False

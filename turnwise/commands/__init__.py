@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.compose import Composed
+    from turnwise.config.compose import Composed
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def refuse_unread(composed: "Composed") -> None:
     """A key that was set and has no effect is a mistake."""
-    from turnwise.compose import unread
+    from turnwise.config.compose import unread
 
     problems = unread(composed)
     if problems:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnwise.config_docs import KnobPage
+    from turnwise.config.docs import KnobPage
 
 HELP = "explain the config: all keys, those of a section, or one key in full"
 FULL_WIDTH = 100
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "key",
         nargs="?",
         metavar="KEY",
-        help="a key such as training.max_lag, a section such as training, or verl's key",
+        help="a key such as training.max_lag, a section such as training, or a key of another system",
     )
     parser.add_argument("--json", action="store_true", help="print the pages as one JSON object by key")
     parser.epilog = "Keys are set as key=value on the command line, or in a YAML file given with --config."
@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Everything is read from the config's own source."""
-    from turnwise.config_docs import equivalent, find, pages, read_by
-    from turnwise.config_readers import readers
+    from turnwise.config.docs import equivalent, find, pages, read_by
+    from turnwise.config.readers import readers
+    from turnwise.data.task import builtin_tasks, config_values
 
     key = args.key.partition("=")[0] if args.key else None  # training.max_lag=1 asks for the key as well
     if key is not None and (here := equivalent(key)) is not None:
@@ -38,11 +39,12 @@ def run(args: argparse.Namespace) -> int:
             json.dumps(answer) + "\n" if args.json else f"{key} is no key here; what stands for it: {here}\n"
         )
         return 0
-    chosen = list(pages().values()) if key is None else find(key)
+    every = pages({task: config_values(task) for task in builtin_tasks()})
+    chosen = list(every.values()) if key is None else find(key, every)
     if args.json:
         who = readers(chosen[0].key if len(chosen) == 1 else None)
-        found = {page.key: page.as_json(who.get(page.key, [])) for page in chosen}
-        sys.stdout.write(json.dumps(found) + "\n")
+        entries = {page.key: page.as_json(who.get(page.key, [])) for page in chosen}
+        sys.stdout.write(json.dumps(entries) + "\n")
         return 0
     lines = _list(chosen) if len(chosen) > 1 else _page(chosen[0], read_by(chosen[0].key))
     sys.stdout.write("\n".join(lines) + "\n")
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(chosen: "list[KnobPage]") -> Iterator[str]:
     """One line a key; cut at the edge of a terminal, whole in a pipe."""
-    from turnwise.config_docs import section_docs, shown
+    from turnwise.config.docs import section_docs, shown
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     titles, section = section_docs(), None
@@ -70,8 +72,8 @@ def _list(chosen: "list[KnobPage]") -> Iterator[str]:
 
 
 def _page(page: "KnobPage", readers: dict[str, str]) -> Iterator[str]:
-    """All about one key."""
-    from turnwise.config_docs import shown
+    """The lines that describe one key: its text, its default, what it takes and which modules read it."""
+    from turnwise.config.docs import shown
 
     default = shown(page.knob.default)
     yield f"{page.key}={default}" if "\n" not in default else page.key
@@ -84,8 +86,8 @@ def _page(page: "KnobPage", readers: dict[str, str]) -> Iterator[str]:
     facts += [("", f"{choice}: {meaning}") for choice, meaning in page.choices().items()]
     facts += [("read", page.when or "always")]
     facts += [
-        ("read by" if not number else "", f"{place}: {purpose}")
-        for number, (place, purpose) in enumerate(readers.items())
+        ("read by" if not number else "", f"{module}: {purpose}")
+        for number, (module, purpose) in enumerate(readers.items())
     ]
     for name, text in facts:
         yield from textwrap.wrap(text, width, initial_indent=f"  {name:9}", subsequent_indent=" " * 13)

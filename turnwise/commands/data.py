@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from turnwise.data.image_files import ImageForm
-    from turnwise.data.image_tables import Cell, count_rows, extract, pack
+    from turnwise.data.images.files import ImageForm
+    from turnwise.data.images.tables import Cell, count_rows, extract, pack
 
     console = Console(stderr=True)
     results: list[dict[str, Any]] = []
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
             if args.action == EXTRACT:
                 form = ImageForm(args.format or "keep")
                 done = extract(path, args.out, columns, form, workers, step)
-                said = f"{done.written} files written, the others were there or are equal"
+                size = f"{done.written} files written, the others were there or are equal"
             else:
                 cell = Cell(args.cell or "object")
                 done = pack(path, args.out, columns, cell, args.images_from, step)
-                said = f"{done.written / 2**20:.1f} MiB"
-            sys.stdout.write(f"wrote {done.table} ({done.rows} rows, {done.images} images: {said})\n")
+                size = f"{done.written / 2**20:.1f} MiB"
+            sys.stdout.write(f"wrote {done.table} ({done.rows} rows, {done.images} images: {size})\n")
             results.append(asdict(done) | {"table": str(done.table)})
     if args.json:
         sys.stdout.write(json.dumps({"tables": results}) + "\n")

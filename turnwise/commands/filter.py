@@ -42,17 +42,19 @@ def run(args: argparse.Namespace) -> int:
     """Rows are written as they were read; what was dropped is counted."""
     from turnwise.data.from_samples import to_values
     from turnwise.data.write import write_rows
-    from turnwise.filtering import Sieve, measure, trajectory_files
+    from turnwise.reports.filter import Sieve, measure, trajectory_files
 
     sieve = Sieve(args.min_accuracy, args.max_accuracy, args.min_tries)
     if args.out.exists():
         raise ConfigError(f"--out {args.out} exists; nothing is overwritten")
     files = trajectory_files(args.places)
-    found = sieve.sort(measure(_episodes(files)))
-    if not found.kept:
-        raise DataError(f"nothing is left: {len(found.too_easy)} samples are too easy, {len(found.too_hard)} too hard")
-    write_rows((to_values(one.sample) for one in found.kept), args.out)
-    counts = found.as_json()
+    sorting = sieve.sort(measure(_episodes(files)))
+    if not sorting.kept:
+        raise DataError(
+            f"nothing is left: {len(sorting.too_easy)} samples are too easy, {len(sorting.too_hard)} too hard"
+        )
+    write_rows((to_values(entry.sample) for entry in sorting.kept), args.out)
+    counts = sorting.as_json()
     sys.stdout.write(
         f"read {len(files)} files; kept {counts['kept']} samples ({counts['unmeasured']} of them with fewer than "
         f"{args.min_tries} scored tries), dropped {counts['too_easy']} right in more than {args.max_accuracy:.0%} and "

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say how many rows each has."""
-    from turnwise.task import prepare_files
+    from turnwise.data.task import prepare_files
 
     for path, count in prepare_files(args.task, args.options).items():
         sys.stdout.write(f"wrote {path} ({count} rows)\n")

@@ -26,7 +26,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """The result goes to a new run directory and to the terminal."""
-    from turnwise.compose import compose
+    from turnwise.data.compose import compose
     from turnwise.rollout.probes import read_probes
 
     probes = read_probes(args.probes)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_unread(composed)
     from rich.console import Console
 
-    from turnwise.probing import probe_model
+    from turnwise.reports.probe import probe_model
 
     report = probe_model(composed.config, probes)
     Console().print(report, highlight=False, soft_wrap=True)

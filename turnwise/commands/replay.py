@@ -53,32 +53,32 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from turnwise.compose import compose
-    from turnwise.replaying import Edit, Recorded, replay, replay_config
-    from turnwise.stopping import run_stoppable
+    from turnwise.data.compose import compose
+    from turnwise.reports.replay import Edit, Recorded, replay, replay_config
     from turnwise.storage.differences import shown
     from turnwise.storage.run_dir import RunDir
-    from turnwise.trust import check_run, check_sample, check_trust
+    from turnwise.system.stopping import run_stoppable
+    from turnwise.training.sent_runs import check_run, check_sample, check_trust
 
     if (args.edit is None) != (args.text is None):
         raise ConfigError("--edit says where and --with says what: give both, or none to play it as it was")
     edit = None if args.edit is None else Edit.of(args.edit, args.text)
     directory = RunDir.open(args.run_dir)
     check_run(directory, trusted=args.trust_run)
-    asked = compose(args.overrides, recorded=directory.path / "config.yaml").config
-    check_trust(directory, asked, compose(args.overrides).config, trusted=args.trust_run)
+    composed = compose(args.overrides, recorded=directory.path / "config.yaml").config
+    check_trust(directory, composed, compose(args.overrides).config, trusted=args.trust_run)
     recorded = Recorded.find(directory, args.sample, args.file, any_weights=args.model is not None)
     check_sample(directory, recorded.trajectory.sample, trusted=args.trust_run)
     if edit is not None:
         edit.check(recorded.trajectory)
-    config, notes = replay_config(asked, recorded, args.model)
+    config, notes = replay_config(composed, recorded, args.model)
     config = replace(config, runs_dir=str(directory.path.resolve().parent))
-    found = run_stoppable(replay(recorded, edit, config, notes, Console(stderr=True)))
+    replayed = run_stoppable(replay(recorded, edit, config, notes, Console(stderr=True)))
     out = Console()
-    for note in found.notes:
+    for note in replayed.notes:
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    out.print(shown(found.found))
-    out.print(f"written: {found.written}", soft_wrap=True, highlight=False, markup=False)
+    out.print(shown(replayed.found))
+    out.print(f"written: {replayed.written}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
-        sys.stdout.write(json.dumps(found.as_json() | {"written": str(found.written)}) + "\n")
+        sys.stdout.write(json.dumps(replayed.as_json() | {"written": str(replayed.written)}) + "\n")
     return 0

@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from turnwise.compose import compose, to_yaml
-    from turnwise.rescoring import rescore_run, with_scorer
-    from turnwise.stopping import run_stoppable
+    from turnwise.config.compose import to_yaml
+    from turnwise.data.compose import compose
+    from turnwise.reports.rescore import rescore_run, with_scorer
     from turnwise.storage.lock import holding
     from turnwise.storage.run_dir import RESCORED, RunDir
-    from turnwise.trust import check_run, check_trust
+    from turnwise.system.stopping import run_stoppable
+    from turnwise.training.sent_runs import check_run, check_trust
 
     if args.options and args.scorer is None:
         raise ConfigError("--options belong to the scorer that --scorer names; those of others are scoring.options")
@@ -55,23 +56,23 @@ def run(args: argparse.Namespace) -> int:
     check_run(directory, trusted=args.trust_run)
     recorded_file = directory.path / "config.yaml"
     recorded = compose([], recorded=recorded_file).config
-    asked = compose([*args.overrides, *map(weight, args.weights)], recorded=recorded_file).config
-    scoring = with_scorer(recorded.scoring, asked.scoring, args.scorer)
+    composed = compose([*args.overrides, *map(weight, args.weights)], recorded=recorded_file).config
+    scoring = with_scorer(recorded.scoring, composed.scoring, args.scorer)
     if args.options:
-        given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
-        scoring = replace(scoring, options={args.scorer: given})
-    config = replace(asked, scoring=scoring)
+        options = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
+        scoring = replace(scoring, options={args.scorer: options})
+    config = replace(composed, scoring=scoring)
     check_trust(directory, config, _without_run(args), trusted=args.trust_run, section="scoring.")
     out = Console()
     with holding(directory.path / RESCORED, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
         name = args.name or _free_name(directory.path / RESCORED, args.scorer or "own")
-        found = run_stoppable(rescore_run(directory, config, name))
+        rescored = run_stoppable(rescore_run(directory, config, name))
         directory.write_text(f"{RESCORED}/{name}/config.yaml", to_yaml(config))
-    for table in found.tables():
+    for table in rescored.tables():
         out.print(table)
     out.print(f"written: {directory.path / RESCORED / name}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
-        sys.stdout.write(json.dumps(found.summary()) + "\n")
+        sys.stdout.write(json.dumps(rescored.summary()) + "\n")
     return 0
 
 
@@ -79,14 +80,14 @@ def _without_run(args: argparse.Namespace) -> "Config":
     """The config of this command line alone, without the run."""
     from dataclasses import replace
 
-    from turnwise.compose import compose
+    from turnwise.data.compose import compose
 
-    given = compose(args.overrides).config
+    config = compose(args.overrides).config
     if args.scorer is None:
-        return given
-    options = {**given.scoring.options, args.scorer: dict(map(option, args.options))}
-    scoring = replace(given.scoring, scorers={**given.scoring.scorers, "default": args.scorer}, options=options)
-    return replace(given, scoring=scoring)
+        return config
+    options = {**config.scoring.options, args.scorer: dict(map(option, args.options))}
+    scoring = replace(config.scoring, scorers={**config.scoring.scorers, "default": args.scorer}, options=options)
+    return replace(config, scoring=scoring)
 
 
 def weight(text: str) -> str:
@@ -103,7 +104,7 @@ def weight(text: str) -> str:
 
 def option(text: str) -> tuple[str, Any]:
     """`view=full_trace` by name and value; values are YAML, as in a config file."""
-    from turnwise.strict_yaml import parse_yaml
+    from turnwise.config.strict_yaml import parse_yaml
 
     name, sign, value = text.partition("=")
     if not sign or not name:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from turnwise.commands import add_config, add_json, refuse_unread
-from turnwise.config_check import COMMAND_LINE
+from turnwise.config.check import COMMAND_LINE
 from turnwise.errors import ConfigError
 
 HELP = "fine-tune a model on scripted or recorded trajectories"
@@ -14,7 +14,6 @@ READ = (
     "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
     "learner.lora_alpha", "learner.train_vision", "learner.optimizer", "learner.offload", "learner.processes",
-    "learner.hang_seconds",
 )  # fmt: skip
 """What fine-tuning reads of the sections that are made for reinforcement learning."""
 INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}
@@ -46,7 +45,7 @@ def _refuse_others(origins: Mapping[str, str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The trained model is the folder `policy` of the run. A run that is resumed has its own config."""
-    from turnwise.trainer.resuming import compose_training
+    from turnwise.training.resume import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = """\
 examples:
-  turnwise train run=first board=true                        with a live board
+  turnwise train run=first board.live=true                        with a live board
   turnwise train profile=laptop --dry-run                    what it would take here
   turnwise train run=first resume=auto training.steps=100    resume it, and go further
   turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet
@@ -34,7 +34,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """A run that is resumed has its own config; only what is given anew differs."""
-    from turnwise.trainer.resuming import compose_training
+    from turnwise.training.resume import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)
@@ -55,12 +55,12 @@ def _dry_run(config: "Config", *, json_too: bool) -> int:
     """What would be done, and how long it would take."""
     from rich.console import Console
 
-    from turnwise.run import printer
-    from turnwise.stopping import run_stoppable
-    from turnwise.trainer.dry_run import dry_run
+    from turnwise.reports.dry_run import dry_run
+    from turnwise.system.stopping import run_stoppable
+    from turnwise.training.run import printer
 
-    found = run_stoppable(dry_run(config, printer(Console(stderr=True))))
-    sys.stdout.write(found.text())
+    report = run_stoppable(dry_run(config, printer(Console(stderr=True))))
+    sys.stdout.write(report.text())
     if json_too:
-        sys.stdout.write(json.dumps(found.as_json) + "\n")
+        sys.stdout.write(json.dumps(report.as_json) + "\n")
     return 0

@@ -1,47 +1,50 @@
-"""Knobs of an episode: what ends it, where the code it writes runs, and what it is worth."""
+"""Knobs of an episode: what ends it, and what it is worth."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from turnwise.choices import Keep, SandboxLevel, ScoringRun
-from turnwise.knobs import any_number, at_least, duration, knob, only, share, url
+from turnwise.config.choices import Keep, ScoringRun
+from turnwise.config.knobs import (
+    any_number,
+    at_least,
+    duration,
+    harmless,
+    is_plugin,
+    knob,
+    only,
+    path,
+    reaches,
+    share,
+    url,
+)
+from turnwise.extensions import reaching
 
 
 @dataclass
 class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
-    agent: str | None = None
-    """Loop for rows that name none: a built-in one, a name from `agents_file` or module:function; null infers it.
+    agent: str | None = knob(None, path(), reaches("code", is_plugin))
+    """Loop for rows that name none: a built-in one, an extension's or module:function; null infers it.
     Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
     interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
-    agent_options: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.agent", "*"))
+    agent_options: dict[str, Any] = knob({}, only("rollout.agent", "*"), reaches("network", None))
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
-    agents_file: str | None = None
-    """A verl-style YAML list of agent loops: {name, _target_, ...options}. Set it when rows name loops of your own."""
-    client: str | None = None
-    """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
-    function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
-    client_env: list[str] = field(default_factory=list, metadata=only("rollout.client", "*"))
-    """Variables that a program (`exec:`) gets beside PATH, HOME, LANG and the like. Set what your agent needs, such as
-    [SEARCH_KEY, HTTPS_PROXY]; nothing else of the run's environment reaches it."""
-    scripted_answer: str = "#### 0"
+    scripted_answer: str = knob("#### 0", harmless())
     """What the model's stand-in answers when a run is tried before it begins. Set it where an agent or a scorer reads
     only answers of a form of its own, such as '{"answer": 0}'."""
-    tools: list[str] = field(default_factory=list)
+    tools: list[str] = knob([], path(), reaches("code", lambda name: is_plugin(name) or name in reaching()))
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""
-    tool_options: dict[str, Any] = field(default_factory=dict)
+    tool_options: dict[str, Any] = knob({}, harmless())
     """Options by tool, such as {search: {timeout: 20, rate_limit: 5}} or {python: {frame: "<out>{output}</out>"}}
     (docs/tools.md). Set them for a tool that is slow, scarce or talkative, or whose replies need other words."""
-    interaction: str | None = None
-    """A simulated user for rows that name none: a built-in name, a name from `interactions_file`, module:Class. Set it
-    when answers should be replied to; null lets the first answer without a tool call end the episode."""
-    interaction_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.interaction", "*"))
+    interaction: str | None = knob(None, path(), reaches("code", is_plugin))
+    """A simulated user for rows that name none: a built-in name, an extension's, module:function or module:Class. Set
+    it when answers should be replied to; null lets the first answer without a tool call end the episode."""
+    interaction_kwargs: dict[str, Any] = knob({}, only("rollout.interaction", "*"), reaches("network", None))
     """Config of that interaction, such as {max_turns: 2}. Set what the class reads."""
-    interactions_file: str | None = None
-    """A verl-style YAML registry of interactions. Set it when rows name interactions of your own."""
     max_assistant_turns: int | None = knob(16, at_least(1))
     """Turns of the policy after which the episode ends. Raise it for tasks that need many tool calls."""
     max_user_turns: int | None = knob(None, at_least(0))
@@ -79,49 +82,16 @@ class RolloutConfig:
     when no failure is normal, raise it when a service is known to be shaky."""
 
 
-LOCAL = ("sandbox.url", "null")
-
-
-@dataclass
-class SandboxConfig:
-    """Where the code that a model writes is run."""
-
-    level: SandboxLevel = knob(SandboxLevel.auto, only(*LOCAL))
-    """Exactly this isolation, or the highest that can be proven. Set it to get the same one on every machine."""
-    min_level: SandboxLevel = SandboxLevel.L2
-    """Below this isolation no code is run. Raise it for models you do not trust; lower it only in a throw-away
-    machine."""
-    stateless: bool = False
-    """Forget variables and files after each call. Set it when every call must stand alone."""
-    seconds: float = knob(10.0, duration())
-    """Seconds of one call; then it is interrupted. Raise it for heavy computations."""
-    memory_mb: int = knob(512, at_least(1, 2**30), only(*LOCAL))
-    """Memory of one session, beyond what the preloaded packages take. Raise it for data frames and plots."""
-    scratch_mb: int = knob(64, at_least(1, 2**30), only(*LOCAL))
-    """Size of the files of one session. Raise it when the code writes data."""
-    preload: list[str] = field(
-        default_factory=lambda: ["numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot"], metadata=only(*LOCAL)
-    )
-    """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
-    what your task's code imports."""
-    swe_url: str | None = knob(None, url())
-    """The address of a server of repositories, for the tools bash, edit and finish, such as http://sandbox:8081; the
-    token is the same as for `sandbox.url`. Set it when this machine has no shell sessions (L3)."""
-    url: str | None = knob(None, url())
-    """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
-    environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""
-
-
 @dataclass
 class ScoringConfig:
-    """What a trajectory is worth."""
+    """How trajectories are scored: which scorers, with which options, and how they are run."""
 
-    scorers: dict[str, str] = field(default_factory=dict)
+    scorers: dict[str, str] = knob({}, path(), reaches("code", None))
     """Scorer by data source: a built-in name or module:function; the key "default" serves all others. Set it to reward
     with your own function."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = knob({}, reaches("network", None))
     """Options by scorer, such as {gsm8k: {wrong: -0.1}}. Set those of the scorer in use; others are refused."""
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = knob({}, harmless())
     """Weight by part: the reward is then the weighted sum of the parts; those not named count fully. Set it when a
     scorer returns several parts that should count differently."""
     run: ScoringRun = ScoringRun.inline
@@ -134,10 +104,10 @@ class ScoringConfig:
     `inline` it is twenty times as long, since waiting for a sandbox or a judge counts, and one that blocks goes on."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
-    agent_error: float | None = knob(0.0, any_number(), only("rollout.client", "*"))
-    """Reward of an episode whose agent (`rollout.client`) raised because of what the policy wrote, such as a tool that
-    is not there; its parts are 0. Lower it to punish that; null keeps what the scorer gives (docs/agents-sdk.md)."""
-    url: str | None = knob(None, url(), only("scoring.run", "http"))
+    agent_error: float | None = knob(0.0, any_number())
+    """Reward of an episode whose agent raised because of what the policy wrote, such as a tool that is not there; its
+    parts are 0. Lower it to punish that; null keeps the score (docs/ext/sdk_agents.md)."""
+    url: str | None = knob(None, url(), only("scoring.run", "http"), reaches("network"))
     """The reward server's address, such as http://127.0.0.1:8200. Its token is the value of the environment variable
     TURNWISE_REWARD_TOKEN. Must be set with scoring.run=http."""
     batch_size: int = knob(64, at_least(1), only("scoring.run", "batch"))
@@ -148,21 +118,12 @@ class ScoringConfig:
 
 
 @dataclass
-class CompatConfig:
-    """Where another system is reproduced although we would do otherwise."""
-
-    strict: bool = False
-    """Treat turns, calls, users and reward functions as verl 0.6.1 does; docs/coming-from-verl.md has the differences.
-    Set it to compare a run with one of verl's, not to train better."""
-
-
-@dataclass
 class EvalConfig:
-    """One evaluation."""
+    """How an evaluation is run: how many samples and episodes, and what is written."""
 
     samples: int | None = knob(128, at_least(1))
     """Samples evaluated, from the start; null takes all. Raise it for smaller error bars: they shrink with its root."""
     group_size: int = knob(1, at_least(1))
     """Episodes per sample. Raise it to measure pass@k, or to average out the sampling."""
-    dump_jsonl: str | None = None
+    dump_jsonl: str | None = knob(None, harmless())
     """Also write the episodes as readable JSONL to this file. Set it to read them with other tools."""

@@ -1,8 +1,9 @@
 """Knobs of learning: supervised fine-tuning, the training loop, the algorithm, the learner and the trackers."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 
-from turnwise.choices import (
+from turnwise.config.choices import (
     Advantage,
     Aggregation,
     Correction,
@@ -16,8 +17,25 @@ from turnwise.choices import (
     PolicyLoss,
     Precision,
     Ship,
+    TrackerName,
 )
-from turnwise.knobs import any_number, at_least, choice_or_plugin, duration, knob, more_than, only, share
+from turnwise.config.knobs import (
+    any_number,
+    at_least,
+    choice_or_plugin,
+    harmless,
+    knob,
+    more_than,
+    only,
+    path,
+    reaches,
+    share,
+    was,
+)
+
+OUR_SCRIPT = re.compile(r"turnwise\.(data\.tasks|ext)(\.\w+)+:script", re.ASCII)
+TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
+"""The others send numbers to an account or an address that the environment names."""
 
 
 @dataclass
@@ -35,11 +53,11 @@ class SftConfig:
     warmup: int = knob(10, at_least(0))
     """Updates over which the learning rate rises; from there it falls to a tenth. Raise it when the loss jumps at the
     start."""
-    script: str | None = None
+    script: str | None = knob(None, path(), reaches("code", lambda name: not OUR_SCRIPT.fullmatch(name)))
     """Who writes the traces to learn from: module:function giving a Script. Set it when there are no recorded ones."""
     traces: int = knob(2000, at_least(1))
     """Scripted episodes, one per training sample. Raise it when the loss is low and the policy still errs."""
-    recorded: list[str] = field(default_factory=list)
+    recorded: list[str] = knob([], path(), harmless())
     """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
     imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
     runs/NAME/trajectories/*.parquet. Those of evaluations would teach the test."""
@@ -104,12 +122,12 @@ class TrainingConfig:
     drop_constant_groups: bool = False
     """Draw on until the step has enough groups whose rewards differ (dynamic sampling). At most three times
     `training.groups` samples are drawn. Switch it on when many groups are all right or all wrong."""
-    max_logprob_gap: float | None = knob(None, at_least(0))
+    max_logprob_gap: float | None = knob(None, at_least(0), was("training.parity"))
     """Mean difference between the sampler's and the learner's log-probs accepted before the first update; 99 % of the
     tokens may differ by ten times as much. Null takes 0.001, and 0.05 where products are in bfloat16: a small model
     that is unsure of most tokens has 0.03 there, one that is sure 0.007. Where both are proven to compute the same, any
     difference stops the run. Raise it only when you know where the gap comes from."""
-    warn_logprob_gap: float = knob(0.05, at_least(0))
+    warn_logprob_gap: float = knob(0.05, at_least(0), was("training.drift"))
     """Mean difference between them above which a step warns; measured on the first minibatch of every step. Raise it
     when stale episodes (max_lag) make the gap expected."""
 
@@ -118,7 +136,7 @@ class TrainingConfig:
 class AlgorithmConfig:
     """From rewards to the gradient."""
 
-    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage))
+    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage), path())
     """What a reward is compared with. Start with grpo; take gae when single tokens or turns should be told apart and a
     critic can be afforded, rloo or dr_grpo when groups differ much in difficulty."""
     credit: Credit = Credit.uniform
@@ -128,7 +146,7 @@ class AlgorithmConfig:
     turn_gamma: float = knob(0.0, share(), only("algorithm.credit", "turn"))
     """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all. Raise it when early
     turns prepare later ones."""
-    loss: str = knob(PolicyLoss.ppo_clip.value, choice_or_plugin(PolicyLoss))
+    loss: str = knob(PolicyLoss.ppo_clip.value, choice_or_plugin(PolicyLoss), path())
     """How an advantage becomes a loss. Keep ppo_clip unless a recipe says otherwise; gspo wants
     algorithm.aggregation=sequence_mean_token_mean."""
     aggregation: Aggregation = Aggregation.token_mean
@@ -174,10 +192,9 @@ class AlgorithmConfig:
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
     in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip the sampler's learn better."""
     correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
-    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. Without
-    training.max_lag and training.replay_groups it takes none; with them `token`, but none where the loss's own ratio is
-    to the sampler's log-probs: with algorithm.old_logprobs=sampler, and by itself with ppo_clip. Set `none` to leave
-    the gap alone."""
+    """Importance weight for the gap between the sampler's log-probs and the learner's. Null chooses: `none` where
+    episodes are of the current weights (training.max_lag=0 and no replay) and where the loss's own ratio is to the
+    sampler's log-probs (ppo_clip, or algorithm.old_logprobs=sampler), else `token`. Set `none` to ignore the gap."""
     correction_mode: Excess = knob(
         Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric", "null")
     )
@@ -195,7 +212,7 @@ class AlgorithmConfig:
 
 @dataclass
 class LearnerConfig:
-    """How weights change."""
+    """How the learner changes the weights: learning rates, schedule and optimizer."""
 
     lr: float = knob(1e-5, at_least(0))
     """Learning rate of the policy. The first to lower when a run collapses; about 1e-6 for models of billions of
@@ -222,7 +239,7 @@ class LearnerConfig:
     gradient_checkpointing: bool | None = None
     """Compute activations twice instead of keeping them; null does so on a GPU whose memory is too small for them.
     Switch it on when memory is short; a step takes longer."""
-    device: str = "auto"
+    device: str = knob("auto", harmless())
     """Where gradients are computed: cpu, cuda, one GPU such as cuda:0, or auto, which takes a GPU where PyTorch sees
     one. Set it to cpu to leave a GPU to others."""
     precision: Precision | None = None
@@ -236,12 +253,6 @@ class LearnerConfig:
     processes: int = knob(1, at_least(1, 1024))
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
-    hang_seconds: float = knob(1800.0, duration())
-    """Seconds in which, of several processes, one must come further and each give a sign of life. Else the learner
-    hangs and is ended; a pass, a weight, the model read are further. Raise it when reading the model takes longer."""
-    context_parallel: int = knob(1, at_least(1, 1024))
-    """Processes that share the tokens of one sequence. Only 1 is taken: torch has it for plain attention on a GPU, and
-    the learner packs its sequences."""
     lora_rank: int = knob(0, at_least(0, 65536))
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
@@ -255,8 +266,6 @@ class LearnerConfig:
 class TrackingConfig:
     """Where a training's numbers go beside metrics.jsonl, which has them always."""
 
-    to: list[str] = field(default_factory=lambda: ["console"])
+    to: list[str] = knob(["console"], reaches("network", lambda name: name not in TRACKERS_HERE))
     """Any of console, tensorboard, wandb, mlflow; one that fails is switched off and never stops training. Set it to
     where your team looks."""
-    project: str = "turnwise"
-    """The project in Weights & Biases, the experiment in MLflow. Set it to keep work apart."""

@@ -1,1 +1,1 @@
-"""Rows -> Samples: verl-shaped parquet and JSON lines, a linter and a resumable loader."""
+"""Rows -> Samples: rows of parquet, JSON lines, a task or a function, a linter and a resumable loader."""

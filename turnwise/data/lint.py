@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from turnwise.data.data_files import data_files
-from turnwise.data.image_cells import ImageCells
+from turnwise.data.files import data_files
+from turnwise.data.images.cells import ImageCells
 from turnwise.data.prompts import MARKER
 from turnwise.data.rows import Row, RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
@@ -17,8 +17,8 @@ from turnwise.errors import DataError
 from turnwise.types import Message, Role, Sample
 
 
-class Severity(enum.StrEnum):
-    """How bad a finding is."""
+class LintSeverity(enum.StrEnum):
+    """Whether a finding makes the file unusable or only deserves a look."""
 
     ERROR = "error"
     """The file cannot be used, or not as it was meant."""
@@ -26,8 +26,8 @@ class Severity(enum.StrEnum):
     """It can be used; look whether it was meant so."""
 
 
-class Kind(enum.StrEnum):
-    """What was found."""
+class LintKind(enum.StrEnum):
+    """What lint can find in a data file."""
 
     UNREADABLE = "unreadable file"
     REFUSED = "refused row"
@@ -44,27 +44,33 @@ class Kind(enum.StrEnum):
     MIXED_INTERACTION = "mixed interaction"
 
     @property
-    def severity(self) -> Severity:
+    def severity(self) -> LintSeverity:
         """Errors come first in the list."""
-        return Severity.ERROR if self in _ERRORS else Severity.WARNING
+        return LintSeverity.ERROR if self in _ERRORS else LintSeverity.WARNING
 
 
-_ERRORS = (Kind.UNREADABLE, Kind.REFUSED, Kind.MISSPELT, Kind.MISSING_TOOLS_KWARGS, Kind.EMPTY_PROMPT)
+_ERRORS = (
+    LintKind.UNREADABLE,
+    LintKind.REFUSED,
+    LintKind.MISSPELT,
+    LintKind.MISSING_TOOLS_KWARGS,
+    LintKind.EMPTY_PROMPT,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing found; `row` is None when it concerns the whole file, `field` is "" when it concerns the whole row."""
 
-    kind: Kind
+    kind: LintKind
     file: str
     row: int | None
     field: str
     text: str
 
     @property
-    def severity(self) -> Severity:
-        """That of its kind."""
+    def severity(self) -> LintSeverity:
+        """The severity that belongs to its kind."""
         return self.kind.severity
 
     def __str__(self) -> str:
@@ -78,21 +84,21 @@ class LintReport:
 
     limit: int
     rows: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[Kind] = field(default_factory=Counter)
+    findings: list[LintFinding] = field(default_factory=list)
+    counts: Counter[LintKind] = field(default_factory=Counter)
     data_sources: Counter[str] = field(default_factory=Counter)
 
     @property
     def errors(self) -> int:
         """How many findings are errors."""
-        return sum(count for kind, count in self.counts.items() if kind.severity is Severity.ERROR)
+        return sum(count for kind, count in self.counts.items() if kind.severity is LintSeverity.ERROR)
 
     @property
     def warnings(self) -> int:
         """How many findings are warnings."""
         return self.counts.total() - self.errors
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: LintFinding) -> None:
         """Count a finding and keep it while there is room for its kind."""
         self.counts[finding.kind] += 1
         if self.counts[finding.kind] <= self.limit:
@@ -133,7 +139,7 @@ def lint(
                 for finding in _lint_row(row, prompt_key, read, notes, prompts, report.data_sources):
                     report.add(finding)
         except DataError as error:
-            report.add(Finding(Kind.UNREADABLE, name, None, "", str(error)))
+            report.add(LintFinding(LintKind.UNREADABLE, name, None, "", str(error)))
         for finding in _lint_columns(notes):
             report.add(finding)
     return report
@@ -146,73 +152,77 @@ def _lint_row(
     notes: _FileNotes,
     prompts: dict[bytes, tuple[str, int]],
     data_sources: Counter[str],
-) -> Iterator[Finding]:
+) -> Iterator[LintFinding]:
     notes.columns |= row.values.keys()
     notes.filled |= {column for column, value in row.values.items() if value is not None}
     for name, problem in misspelt(row.values, prompt_key=prompt_key):
         if name not in notes.misspelt:  # a column is misspelt once, not once a row
             notes.misspelt.add(name)
-            yield Finding(Kind.MISSPELT, row.name, row.number, name, problem)
+            yield LintFinding(LintKind.MISSPELT, row.name, row.number, name, problem)
     try:
         sample = read(row)
     except RowError as error:
-        yield Finding(Kind.REFUSED, row.name, row.number, error.field, error.problem)
+        yield LintFinding(LintKind.REFUSED, row.name, row.number, error.field, error.problem)
         return
     data_sources[sample.data_source] += 1
     for kind, name, text in _lint_sample(sample, prompt_key):
-        yield Finding(kind, row.name, row.number, name, text)
+        yield LintFinding(kind, row.name, row.number, name, text)
     for kind, name, text in _lint_among_others(sample, row, prompt_key, notes, prompts):
-        yield Finding(kind, row.name, row.number, name, text)
+        yield LintFinding(kind, row.name, row.number, name, text)
 
 
 def faults(sample: Sample, prompt_key: str) -> list[str]:
     """What makes a sample useless though its row could be read."""
-    found = _lint_sample(sample, prompt_key)
-    return [f"{name}: {text}" for kind, name, text in found if kind.severity is Severity.ERROR]
+    findings = _lint_sample(sample, prompt_key)
+    return [f"{name}: {text}" for kind, name, text in findings if kind.severity is LintSeverity.ERROR]
 
 
-def _lint_sample(sample: Sample, prompt_key: str) -> Iterator[tuple[Kind, str, str]]:
+def _lint_sample(sample: Sample, prompt_key: str) -> Iterator[tuple[LintKind, str, str]]:
     """What can be said of one sample alone."""
     empty = [f"{prompt_key}[{index}]" for index, message in enumerate(sample.prompt) if _is_empty(message)]
     if len(empty) == len(sample.prompt):
-        yield Kind.EMPTY_PROMPT, prompt_key, "no message has text or an image"
+        yield LintKind.EMPTY_PROMPT, prompt_key, "no message has text or an image"
     elif empty:
-        yield Kind.EMPTY_MESSAGE, f"{empty[0]}.content", "empty"
+        yield LintKind.EMPTY_MESSAGE, f"{empty[0]}.content", "empty"
     last = sample.prompt[-1].role
     if last not in (Role.USER, Role.TOOL):
         field_name = f"{prompt_key}[{len(sample.prompt) - 1}].role"
-        yield Kind.LAST_MESSAGE, field_name, f"the last message is the {last}'s, so there is nothing to answer"
+        yield LintKind.LAST_MESSAGE, field_name, f"the last message is the {last}'s, so there is nothing to answer"
     for mark in (MARKER, "<video>", "<audio>"):
         if not (mark == MARKER and sample.images) and any(mark in message.text for message in sample.prompt):
-            yield Kind.UNUSED_MARKER, prompt_key, f"holds {mark} but the row has no {mark[1:-1]}s; it stays plain text"
+            yield (
+                LintKind.UNUSED_MARKER,
+                prompt_key,
+                f"holds {mark} but the row has no {mark[1:-1]}s; it stays plain text",
+            )
     truth = sample.ground_truth
     if truth is None or truth != truth or (isinstance(truth, str) and not truth.strip()):  # NaN differs from itself
-        yield Kind.NO_GROUND_TRUTH, "reward_model.ground_truth", "missing: most scorers need it"
+        yield LintKind.NO_GROUND_TRUTH, "reward_model.ground_truth", "missing: most scorers need it"
     if sample.info.get("extra_info", {}).get("need_tools_kwargs") and not sample.tools_kwargs:
-        yield Kind.MISSING_TOOLS_KWARGS, "extra_info.tools_kwargs", "missing although need_tools_kwargs is true"
+        yield LintKind.MISSING_TOOLS_KWARGS, "extra_info.tools_kwargs", "missing although need_tools_kwargs is true"
 
 
 def _lint_among_others(
     sample: Sample, row: Row, prompt_key: str, notes: _FileNotes, prompts: dict[bytes, tuple[str, int]]
-) -> Iterator[tuple[Kind, str, str]]:
+) -> Iterator[tuple[LintKind, str, str]]:
     """What shows only beside earlier rows and files."""
     index = sample.info.get("extra_info", {}).get("index")
     if index is not None and notes.indexes.setdefault(index, row.number) != row.number:
-        yield Kind.DUPLICATE_INDEX, "extra_info.index", f"the same as row {notes.indexes[index]}"
+        yield LintKind.DUPLICATE_INDEX, "extra_info.index", f"the same as row {notes.indexes[index]}"
     digest = hashlib.blake2b(repr(sample.prompt).encode(), digest_size=16).digest()
     file, number = prompts.setdefault(digest, (row.name, row.number))
     if file != row.name:
-        yield Kind.DUPLICATE_PROMPT, prompt_key, f"the same as {file} row {number}"
+        yield LintKind.DUPLICATE_PROMPT, prompt_key, f"the same as {file} row {number}"
     notes.named += sample.interaction is not None
     notes.unnamed += sample.interaction is None
 
 
-def _lint_columns(notes: _FileNotes) -> Iterator[Finding]:
+def _lint_columns(notes: _FileNotes) -> Iterator[LintFinding]:
     for column in sorted(notes.columns - notes.filled):
-        yield Finding(Kind.NULL_COLUMN, notes.name, None, column, "null in every row")
+        yield LintFinding(LintKind.NULL_COLUMN, notes.name, None, column, "null in every row")
     if notes.named and notes.unnamed:
         text = f"{notes.named} rows name an interaction, {notes.unnamed} do not"
-        yield Finding(Kind.MIXED_INTERACTION, notes.name, None, "extra_info.interaction_kwargs.name", text)
+        yield LintFinding(LintKind.MIXED_INTERACTION, notes.name, None, "extra_info.interaction_kwargs.name", text)
 
 
 def _is_empty(message: Message) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from turnwise.choices import Overlong
-from turnwise.data.data_files import Split, data_files
-from turnwise.data.image_cells import ImageCells
+from turnwise.config.choices import Overlong
+from turnwise.data.files import Split, data_files
+from turnwise.data.images.cells import ImageCells
 from turnwise.data.rows import RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
 from turnwise.errors import DataError
@@ -55,13 +55,13 @@ def drop_overlong(
     samples: Sequence[Sample], count_tokens: Callable[[Sample], int], limit: int, mode: Overlong
 ) -> tuple[list[Sample], int]:
     """(the samples whose prompt has at most `limit` tokens, how many were dropped)."""
-    kept: list[Sample] = []
+    short: list[Sample] = []
     shortest: int | None = None
     for sample in samples:
         least = sum(len(message.text) for message in sample.prompt) // CHARACTERS_A_TOKEN
         tokens = least if least > limit else count_tokens(sample)
         if tokens <= limit:
-            kept.append(sample)
+            short.append(sample)
         elif mode is Overlong.error:
             about = "at least " if tokens == least else ""
             raise DataError(
@@ -69,11 +69,11 @@ def drop_overlong(
             )
         else:
             shortest = tokens if shortest is None else min(shortest, tokens)
-    if not kept and shortest is not None:
+    if not short and shortest is not None:
         raise DataError(
             f"all {len(samples)} prompts are longer than data.max_prompt_tokens={limit}; the shortest has {shortest}"
         )
-    return kept, len(samples) - len(kept)
+    return short, len(samples) - len(short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,21 @@ class Loader:
 
     @property
     def size(self) -> int:
-        """Samples of one epoch."""
+        """The number of samples in one epoch."""
         return len(self._samples)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[Sample]:
-        taken = self._order[self._position : self._position + self._batch_size]
+        indices = self._order[self._position : self._position + self._batch_size]
         self._position += self._batch_size
         if self._position >= len(self._samples):
             self._position -= len(self._samples)
             self._epoch += 1
             self._order = self._order_of(self._epoch, before=self._order)
-            taken += self._order[: self._position]
-        return [self._samples[index] for index in taken]
+            indices += self._order[: self._position]
+        return [self._samples[index] for index in indices]
 
     def state(self) -> LoaderState:
         """What `restore` needs to go on from here."""
@@ -143,8 +143,8 @@ class Loader:
             then, now = getattr(state, name), getattr(mine, name)
             if then != now:
                 raise DataError(f"cannot continue: {name} was {then} in the interrupted run and is {now} now")
-        given = state.epoch * len(self._samples) + state.position
-        if state.epoch < 0 or not 0 <= state.position < len(self._samples) or given % self._batch_size:
+        consumed = state.epoch * len(self._samples) + state.position
+        if state.epoch < 0 or not 0 <= state.position < len(self._samples) or consumed % self._batch_size:
             raise DataError(f"cannot continue: no batch ends at epoch {state.epoch}, position {state.position}")
         self._epoch, self._position = state.epoch, state.position
         self._order = self._order_of(state.epoch)

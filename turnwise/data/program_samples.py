@@ -12,21 +12,21 @@ from turnwise.types import Image, InteractionSpec, Message, Role, Sample, Text, 
 _MESSAGES = 'a tuple of Message, such as (Message(Role.USER, "6*7?"),)'
 
 
-def program_samples(given: Any, limit: int | None = None, *, name: str = "samples") -> list[Sample]:
+def program_samples(samples: Any, limit: int | None = None, *, name: str = "samples") -> list[Sample]:
     """The first `limit` of them; two of one id would draw the same noise. Lists become tuples."""
-    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
-        raise DataError(f"{name} is a list of Sample, not {type(given).__name__}")
+    if isinstance(samples, str | bytes | dict) or not isinstance(samples, Iterable):
+        raise DataError(f"{name} is a list of Sample, not {type(samples).__name__}")
     chosen: dict[str, Sample] = {}
-    for number, sample in enumerate(islice(given, limit)):
+    for number, sample in enumerate(islice(samples, limit)):
         if not isinstance(sample, Sample):
             raise DataError(f"{name}[{number}] is not a Sample but {type(sample).__name__}")
         try:
-            made = _checked(sample)
+            checked = _checked(sample)
         except FieldError as error:
             raise DataError(f"{name}[{number}].{error.field}: {error.problem}") from error
-        if made.id in chosen:
-            raise DataError(f"{name}[{number}]: another sample has the id {made.id!r}")
-        chosen[made.id] = made
+        if checked.id in chosen:
+            raise DataError(f"{name}[{number}]: another sample has the id {checked.id!r}")
+        chosen[checked.id] = checked
     return list(chosen.values())
 
 

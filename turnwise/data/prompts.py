@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.image_cells import ImageCells, RowImages, is_array_of_bytes
+from turnwise.data.images.cells import ImageCells, RowImages, is_array_of_bytes
 from turnwise.data.values import FieldError, as_text, describe, join, shorten
 from turnwise.errors import unknown
 from turnwise.types import Image, Message, Part, Role, Text
@@ -61,7 +61,7 @@ def _read_message(entry: Any, field: str, images: Iterator[Image], marked: bool,
         if key not in _MESSAGE_KEYS:
             raise FieldError(field, unknown("key", shorten(key), _MESSAGE_KEYS))
     role = as_text(entry.get("role"), join(field, "role"))
-    roles = [known.value for known in Role]
+    roles = [member.value for member in Role]
     if role not in roles:
         raise FieldError(join(field, "role"), unknown("role", shorten(role), roles))
     names = {key: as_text(entry[key], join(field, key)) for key in ("name", "tool_call_id") if key in entry}

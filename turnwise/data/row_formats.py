@@ -35,10 +35,10 @@ def read_records(path: Path) -> Records:
     return FORMATS[ending_of(path)](path)
 
 
-def as_record(value: Any, place: str) -> dict[str, Any]:
-    """A row as an object."""
+def as_record(value: Any, where: str) -> dict[str, Any]:
+    """The row as an object; DataError, which names `where`, for any other value."""
     if not isinstance(value, dict):
-        raise DataError(f"{place}: a row is an object, this is {describe(value)}")
+        raise DataError(f"{where}: a row is an object, this is {describe(value)}")
     return value
 
 
@@ -121,22 +121,22 @@ def _json(path: Path) -> Records:
 def _json_lines(path: Path) -> Records:
     with _opened(path) as file:
         for line_number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
-            place = f"{path}:{line_number}"
+            where = f"{path}:{line_number}"
             if len(line) > LONGEST_LINE:
-                raise DataError(f"{place}: a line of more than {LONGEST_LINE / 2**30:g} GiB")
+                raise DataError(f"{where}: a line of more than {LONGEST_LINE / 2**30:g} GiB")
             if line.strip():
-                yield as_record(_parse(line, place), place)
+                yield as_record(_parse(line, where), where)
 
 
-def _parse(data: bytes, place: str) -> Any:
+def _parse(data: bytes, where: str) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise DataError(f"{where}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
-        raise DataError(f"{place}: JSON nested too deeply") from error
+        raise DataError(f"{where}: JSON nested too deeply") from error
     except ValueError as error:  # JSONDecodeError, and numbers with more digits than Python reads
-        raise DataError(f"{place}: not valid JSON: {shorten(str(error), 200)}") from error
+        raise DataError(f"{where}: not valid JSON: {shorten(str(error), 200)}") from error
 
 
 def _opened(path: Path) -> AbstractContextManager[IO[bytes]]:
@@ -186,10 +186,10 @@ def _texts(file: IO[bytes], path: Path) -> Iterator[str]:
             raise DataError(f"{path}:{number}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _record(header: list[str], cells: list[str], place: str) -> dict[str, Any]:
+def _record(header: list[str], cells: list[str], where: str) -> dict[str, Any]:
     """A row of a table: an empty cell is nothing, `reward_model.ground_truth` is a member, JSON is what it says."""
     if len(cells) != len(header):
-        raise DataError(f"{place}: {len(cells)} cells under {len(header)} columns")
+        raise DataError(f"{where}: {len(cells)} cells under {len(header)} columns")
     record: dict[str, Any] = {}
     for name, cell in zip(header, cells, strict=True):
         if not cell:
@@ -199,12 +199,12 @@ def _record(header: list[str], cells: list[str], place: str) -> dict[str, Any]:
         for parent in parents:
             place_of = place_of.setdefault(parent, {})
             if not isinstance(place_of, dict):
-                raise DataError(f"{place}: the columns {parent!r} and {name!r} do not go together")
-        place_of[last] = _value(name, cell, place)
+                raise DataError(f"{where}: the columns {parent!r} and {name!r} do not go together")
+        place_of[last] = _value(name, cell, where)
     return record
 
 
-def _value(name: str, cell: str, place: str) -> Any:
+def _value(name: str, cell: str, where: str) -> Any:
     is_list = cell.lstrip().startswith("[{")  # a prompt of messages
     if name not in _NESTED and not is_list:
         return cell
@@ -215,7 +215,7 @@ def _value(name: str, cell: str, place: str) -> Any:
     except (ValueError, RecursionError) as error:
         if name not in _NESTED:
             return cell  # a text that only begins so
-        raise DataError(f"{place}: {name}: not valid JSON: {shorten(str(error), 200)}") from error
+        raise DataError(f"{where}: {name}: not valid JSON: {shorten(str(error), 200)}") from error
 
 
 FORMATS: dict[str, Callable[[Path], Records]] = {

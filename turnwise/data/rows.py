@@ -47,8 +47,8 @@ def read_rows(path: str | Path, *, label: str = "") -> Iterator[Row]:
     """The rows of a file in order; errors are raised while reading."""
     path = expand(path)
     if not is_data(path):
-        known = ", ".join(FORMATS)
-        raise DataError(f"{path}: cannot tell the format from the ending {ending_of(path)!r}; known are {known}")
+        endings = ", ".join(FORMATS)
+        raise DataError(f"{path}: cannot tell the format from the ending {ending_of(path)!r}; known are {endings}")
     _require_file(path)
     try:
         if path.stat().st_size == 0:

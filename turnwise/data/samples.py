@@ -1,4 +1,4 @@
-"""A row becomes a Sample, with the meaning verl gives to its columns and with wrong values refused by name."""
+"""A row (prompt, data_source, reward_model, extra_info) becomes a Sample; wrong values are refused by name."""
 
 import copy
 import difflib
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from turnwise.data.image_cells import ROOT, ImageCells, RowImages
+from turnwise.data.images.cells import ROOT, ImageCells, RowImages
 from turnwise.data.prompts import read_prompt
 from turnwise.data.rows import Row, RowError
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
@@ -56,13 +56,13 @@ def misspelt(values: dict[str, Any], *, prompt_key: str) -> Iterator[tuple[str, 
     yield from _near("", values, (prompt_key, *_COLUMNS), _UNREAD_COLUMNS)
     if "tool_selection" in values:
         yield "tool_selection", "unknown column: it belongs into extra_info"
-    for name, known, unread in (
+    for name, columns, unread in (
         ("extra_info", _EXTRA_INFO, _UNREAD_EXTRA_INFO),
         ("reward_model", ("ground_truth",), ("style",)),
     ):
         inner = values.get(name)
         if isinstance(inner, dict):
-            yield from _near(name, inner, known, unread)
+            yield from _near(name, inner, columns, unread)
 
 
 def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: ImageCells) -> Sample:
@@ -72,12 +72,12 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
     for name in _NOT_SHOWN:
         if values.get(name) not in (None, "", [], {}):
             raise FieldError(name, "no model is shown it here, only text and images: leave such rows out")
-    given = values.pop(prompt_key)
+    content = values.pop(prompt_key)
     cells = reader.of_row(row.file, values.pop(ROOT, None))
-    prompt, images = read_prompt(given, prompt_key, values.pop("images", None), cells)
+    prompt, images = read_prompt(content, prompt_key, values.pop("images", None), cells)
     if cells.names:
         values[IMAGE_NAMES] = [cells.names.get(image.source) for image in images]
-    if isinstance(given, str):
+    if isinstance(content, str):
         values[PLAIN_PROMPT] = True
     reward_model = as_object(values.pop("reward_model", None), "reward_model")
     ground_truth = reward_model.pop("ground_truth", None)
@@ -98,7 +98,7 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
         raise FieldError("data_source", "missing; data.default_source=NAME names that of rows without one")
     data_source = as_text(default_source if named is None else named, "data_source")
     agent = values.pop("agent_name", None)
-    kept = {"extra_info": extra, "reward_model": reward_model}
+    rest = {"extra_info": extra, "reward_model": reward_model}
     return Sample(
         id=f"{row.name}:{row.number}",
         prompt=prompt,
@@ -109,7 +109,7 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
         tools_kwargs=tools_kwargs,
         interaction=interaction,
         images=images,
-        info=values | {column: value for column, value in kept.items() if value},
+        info=values | {column: value for column, value in rest.items() if value},
     )
 
 
@@ -159,12 +159,12 @@ def _read_selection(value: Any) -> tuple[str, ...] | None:
 
 
 def _near(
-    field: str, values: dict[str, Any], known: tuple[str, ...], unread: tuple[str, ...]
+    field: str, values: dict[str, Any], columns: tuple[str, ...], unread: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     for name in values:
-        if name in known or name in unread or values[name] is None:
+        if name in columns or name in unread or values[name] is None:
             continue
-        absent = tuple(candidate for candidate in known if values.get(candidate) is None)
+        absent = tuple(candidate for candidate in columns if values.get(candidate) is None)
         hit = _closest(name, absent)
         if hit is not None:
             yield join(field, name), f"unknown column: did you mean {hit!r}?"

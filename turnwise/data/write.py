@@ -9,7 +9,7 @@ from typing import Any
 from turnwise.data.rows import Row, RowError, expand
 from turnwise.data.values import FieldError, join, plain, shorten
 from turnwise.errors import DataError
-from turnwise.files import replacing
+from turnwise.system.files import replacing
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> int:
@@ -61,9 +61,9 @@ def _write_parquet(records: list[dict[str, Any]], path: Path) -> None:
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problem = f"no one parquet type fits the values of all rows: {shorten(str(error), 200)}"
             raise DataError(f"{path}: column {column!r}: {problem}") from error
-        for number, (given, stored) in enumerate(zip(values, array.to_pylist(), strict=True)):
+        for number, (value, stored) in enumerate(zip(values, array.to_pylist(), strict=True)):
             try:
-                _require_same(given, plain(stored, column), column)
+                _require_same(value, plain(stored, column), column)
             except FieldError as error:
                 raise RowError(Row(path, number, records[number]), error.field, error.problem) from error
         arrays.append(array)
@@ -71,24 +71,24 @@ def _write_parquet(records: list[dict[str, Any]], path: Path) -> None:
         pq.write_table(pa.table(arrays, names=columns), file)
 
 
-def _require_same(given: Any, stored: Any, field: str) -> None:
+def _require_same(original: Any, stored: Any, field: str) -> None:
     """Raise when Arrow would store another value, such as 1.0 for 1 because another row has 2.5."""
-    if type(given) is not type(stored):
-        given_type, stored_type = type(given).__name__, type(stored).__name__
+    if type(original) is not type(stored):
+        given_type, stored_type = type(original).__name__, type(stored).__name__
         raise FieldError(field, f"the rows disagree in type: parquet would store this {given_type} as {stored_type}")
-    match given:
+    match original:
         case dict():
-            if given.keys() != stored.keys():
+            if original.keys() != stored.keys():
                 raise FieldError(field, "parquet would change its members")
-            for key, member in given.items():
+            for key, member in original.items():
                 _require_same(member, stored[key], join(field, key))
         case list():
-            if len(given) != len(stored):
+            if len(original) != len(stored):
                 raise FieldError(field, "parquet would change its length")
-            for index, (ours, theirs) in enumerate(zip(given, stored, strict=True)):
+            for index, (ours, theirs) in enumerate(zip(original, stored, strict=True)):
                 _require_same(ours, theirs, f"{field}[{index}]")
-        case float() if math.isnan(given) and math.isnan(stored):
+        case float() if math.isnan(original) and math.isnan(stored):
             return
         case _:
-            if given != stored:
+            if original != stored:
                 raise FieldError(field, "parquet would change its value")

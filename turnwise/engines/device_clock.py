@@ -15,7 +15,7 @@ MOST_SPANS = 256
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class DeviceSpan:
     """Work that was handed to the device between two marks; the second is None while it is being handed over."""
 
     first: Mark
@@ -34,8 +34,8 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lock = threading.Lock()
-        self._spans: list[Span] = []
-        self._latest: dict[tuple[int, int], Span] = {}
+        self._spans: list[DeviceSpan] = []
+        self._latest: dict[tuple[int, int], DeviceSpan] = {}
         """Of each thread and stream."""
         self._start: Mark = self._mark()
         """Where the last `take` ended."""
@@ -44,7 +44,7 @@ class DeviceClock:
         self._newest: tuple[float, Mark] = (0.0, self._start)
         """The last of those ends."""
 
-    def begin(self) -> Span:
+    def begin(self) -> DeviceSpan:
         """Work starts here, on the current stream of this thread; as part of the span before it where the device has
         not come to the end of that one: there is no gap between them then."""
         where = (threading.get_ident(), self._stream())
@@ -52,14 +52,14 @@ class DeviceClock:
         if before is not None and before.last is not None and not _reached(before.last):
             before.last = None
             return before
-        span = self._latest[where] = Span(self._mark())
+        span = self._latest[where] = DeviceSpan(self._mark())
         with self._lock:
             self._spans.append(span)
             if len(self._spans) >= MOST_SPANS:
                 self._fold()
         return span
 
-    def end(self, span: Span) -> None:
+    def end(self, span: DeviceSpan) -> None:
         """The work of this span has all been handed over; to be called on the stream that began it."""
         span.last = self._mark()
 
@@ -72,7 +72,7 @@ class DeviceClock:
             self._fold()
             begun = [(first, span.first) for span in self._spans if (first := self._seconds(span.first)) is not None]
             if self.device.type == "cuda":  # the newest mark that it has reached: it has no other clock
-                now, mark = max([*begun, (self._newest[0], self._newest[1])], key=lambda found: found[0])
+                now, mark = max([*begun, (self._newest[0], self._newest[1])], key=lambda entry: entry[0])
             else:
                 mark = time.perf_counter()
                 now = self._seconds(mark) or 0.0
@@ -84,7 +84,7 @@ class DeviceClock:
 
     def _fold(self) -> None:
         """Keep of spans that the device has finished only from when to when they were."""
-        left: list[Span] = []
+        left: list[DeviceSpan] = []
         for span in self._spans:
             first, last = self._seconds(span.first), self._seconds(span.last)
             if first is None or last is None or span.last is None:

@@ -4,18 +4,21 @@ import math
 import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Protocol
 
-from turnwise.choices import ClusterName, EngineName, OptimizerName, Precision
+from turnwise import extensions
 from turnwise.config import Config, LearnerConfig
-from turnwise.config.inputs import FOREIGN
+from turnwise.config.choices import ClusterName, OptimizerName, Precision
+from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError
+from turnwise.system.plugins import load
 
 CPU_BATCH, GPU_BATCH = 64, 1024
 """Sequences decoded together."""
 EPISODES = 256
 """Under way at once, where no GPU waits for them."""
-SERVER_BATCH, LARGE_SERVER_BATCH, LARGE_GPU = 256, 1024, 70 * 2**30
-"""Sequences that vLLM decodes together where nobody says how many: on any GPU, and on one with so many bytes."""
+CPU_ENGINE, GPU_ENGINE = "torch", "cuda"
+"""What `auto` means."""
 LEAST_CAPABILITY = 8
 """Of a GPU: the first number of its compute capability."""
 TOKEN_BUDGET = 8192
@@ -35,7 +38,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisibleGpus:
     """What PyTorch sees of this machine."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -44,7 +47,7 @@ class Seen:
 
     @property
     def none(self) -> str:
-        """Why there is no GPU to use."""
+        """Why this machine has no GPU that can be used."""
         return f"PyTorch sees {self.gpus[0]}, but {self.unfit}" if self.unfit else "PyTorch sees no GPU"
 
     @property
@@ -54,7 +57,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EngineChoice:
     """What the sampler's knobs mean on this machine; the same config may mean more where there is a GPU."""
 
     engine: str
@@ -78,124 +81,131 @@ class Chosen:
         return f"{self.engine} (auto: {self.why})" if self.why else self.engine
 
 
-def look() -> Seen:
-    """What PyTorch sees now."""
+def visible_gpus() -> VisibleGpus:
+    """The GPUs that PyTorch sees now, and why they cannot be used, if so."""
     import torch
 
     if not torch.cuda.is_available():
-        return Seen()
-    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        return VisibleGpus()
+    devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     unfit = ""
     if find_spec("triton") is None:
         unfit = "Triton, in which its kernels are written, is not installed"
-    elif min(one.major for one in found) < LEAST_CAPABILITY:
+    elif min(device.major for device in devices) < LEAST_CAPABILITY:
         unfit = f"Triton and bfloat16 need compute capability {LEAST_CAPABILITY}.0"
-    return Seen(tuple(Gpu(one.name, one.total_memory) for one in found), unfit)
+    return VisibleGpus(tuple(Gpu(device.name, device.total_memory) for device in devices), unfit)
 
 
-def seen_by_sampler(config: Config) -> Seen:
+class Reservations(Protocol):
+    """What a placement of the table has set aside on other machines."""
+
+    @property
+    def samplers(self) -> int:
+        """How many samplers there are at most."""
+        ...
+
+    @property
+    def sampler_gpus(self) -> float:
+        """Of each sampler."""
+        ...
+
+    @property
+    def learner_gpus(self) -> float:
+        """Of the learner, or of each of its processes."""
+        ...
+
+
+def reservations(config: Config) -> Reservations | None:
+    """Those of a config; None where everything is on this machine."""
+    if config.cluster is ClusterName.none:
+        return None
+    there: Reservations = load(extensions.named("places")[config.cluster.value], "cluster")(config)
+    return there
+
+
+def gpus_for_sampler(config: Config) -> VisibleGpus:
     """What there is where the sampler runs: here, or on the nodes of a cluster what it reserves there."""
-    return _seen_with(config, config.cluster.sampler_gpus)
+    return _gpus_with(None if (there := reservations(config)) is None else there.sampler_gpus)
 
 
-def seen_by_learner(config: Config) -> Seen:
-    """The same of the learner."""
-    return _seen_with(config, config.cluster.learner_gpus)
+def gpus_for_learner(config: Config) -> VisibleGpus:
+    """The GPUs that the learner's process sees, by the config's cluster."""
+    return _gpus_with(None if (there := reservations(config)) is None else there.learner_gpus)
 
 
-def _seen_with(config: Config, reserved: float) -> Seen:
-    if config.cluster.name is ClusterName.none:
-        return look()
-    return Seen((Gpu("a GPU of the cluster", 0),) * math.ceil(reserved))
+def _gpus_with(reserved: float | None) -> VisibleGpus:
+    if reserved is None:
+        return visible_gpus()
+    return VisibleGpus((Gpu("a GPU of the cluster", 0),) * math.ceil(reserved))
 
 
-def choose(config: Config, seen: Seen | None = None) -> Chosen:
-    """What a config means on a machine that has this; engine=cuda without a GPU is a ConfigError."""
+def choose(config: Config, visible: VisibleGpus | None = None) -> EngineChoice:
+    """What a config means on a machine that has this; an engine of a GPU without one is a ConfigError."""
     engine = config.engine
     name, why = engine.name, ""
-    if name in (EngineName.auto, EngineName.cuda):  # PyTorch takes its time to load, and nobody else has to know
-        seen = seen_by_sampler(config) if seen is None else seen
-        if name == EngineName.auto:
-            name = EngineName.cuda.value if seen.usable else EngineName.torch.value
-            why = f"PyTorch sees {seen.gpus[0]}" if seen.usable else seen.none
-        elif not seen.usable:
-            raise ConfigError(f"engine=cuda: {seen.none} on this machine; engine=torch writes on the CPU")
-    device, most = "cpu", engine.max_batch or CPU_BATCH
-    if name == EngineName.cuda:  # beside the learner: what is published is copied on the GPU, or not at all
-        device = device_of(config.learner.device if config.learner.device.startswith("cuda") else "cuda", seen)
+    device = extensions.engine(name).device
+    if device in ("auto", "cuda"):  # PyTorch takes its time to load, and nobody else has to know
+        visible = gpus_for_sampler(config) if visible is None else visible
+        if device == "auto":
+            name = GPU_ENGINE if visible.usable else CPU_ENGINE
+            device = extensions.engine(name).device
+            why = f"PyTorch sees {visible.gpus[0]}" if visible.usable else visible.none
+        elif not visible.usable:
+            raise ConfigError(f"engine={name}: {visible.none} on this machine; engine={CPU_ENGINE} writes on the CPU")
+    on_gpu, most, episodes = device == "cuda", engine.max_batch or CPU_BATCH, EPISODES
+    where = narrow = "cpu"
+    if on_gpu:  # beside the learner: what is published is copied on the GPU, or not at all
+        where = narrow = device_of(
+            config.learner.device if config.learner.device.startswith("cuda") else "cuda", visible
+        )
         most = engine.max_batch or GPU_BATCH
-    on_gpu = device != "cpu"
-    theirs: tuple[Gpu, ...] = ()
-    if name in FOREIGN:  # which take their GPUs by themselves
-        theirs = (seen_by_sampler(config) if seen is None else seen).gpus
-        most = _server_batch(config, theirs)
-    return Chosen(
+        episodes = 2 * most
+    elif device == "own" and name in extensions.engines():
+        gpus = (gpus_for_sampler(config) if visible is None else visible).gpus
+        if (sequences := opener_of(config).sequences(config, gpus)) is not None:
+            most, episodes, narrow = sequences, 2 * sequences, "cuda" if gpus else "cpu"
+    return EngineChoice(
         engine=name,
         why=why,
-        device=device,
-        precision=config.model.precision or _narrow_on("cuda" if theirs else device),
+        device=where,
+        precision=config.model.precision or _narrow_on(narrow),
         batch_invariant=not on_gpu if engine.batch_invariant is None else engine.batch_invariant,
         max_batch=most,
-        episodes=config.rollout.concurrency or (2 * most if on_gpu or name in FOREIGN else EPISODES),
+        episodes=config.rollout.concurrency or episodes,
     )
 
 
-def _server_batch(config: Config, gpus: tuple[Gpu, ...]) -> int:
-    """Sequences that all servers of vLLM or SGLang decode together: as they are told, else as vLLM does by itself."""
-    from turnwise.engines.server_gpus import named_options  # which needs this file
-
-    engine = config.engine
-    told = {name.replace("_", "-"): value for name, value in named_options(engine.server_options)}
-    given = next((told[name] for name in ("--max-num-seqs", "--max-running-requests") if name in told), "")
-    each = SERVER_BATCH
-    if engine.max_batch or given.isdecimal():
-        each = int(given) if given.isdecimal() else engine.max_batch or 0
-    elif not gpus and not engine.servers:
-        each = EPISODES // 2
-    elif gpus and min(gpu.memory for gpu in gpus) >= LARGE_GPU:
-        each = LARGE_SERVER_BATCH
-    servers = 1 if engine.name == EngineName.vllm else len(engine.servers) or engine.replicas
-    samplers = 1 if config.cluster.name is ClusterName.none else config.cluster.samplers
-    return max(1, each) * servers * samplers
-
-
-def device_of(wanted: str, seen: Seen | None = None) -> str:
+def device_of(wanted: str, visible: VisibleGpus | None = None) -> str:
     """`learner.device` as cpu or cuda:N; one that is not there is a ConfigError."""
     if wanted == "cpu":
         return wanted
     if not re.fullmatch(r"auto|cuda(:\d{1,3})?", wanted):
         raise ConfigError(f"learner.device={wanted}: auto, cpu or cuda, or one GPU such as cuda:0")
-    seen = look() if seen is None else seen
-    if wanted == "auto" and not seen.usable:
+    visible = visible_gpus() if visible is None else visible
+    if wanted == "auto" and not visible.usable:
         return "cpu"
-    if seen.unfit:
-        raise ConfigError(f"learner.device={wanted}: {seen.none}")
-    if not seen.gpus:
+    if visible.unfit:
+        raise ConfigError(f"learner.device={wanted}: {visible.none}")
+    if not visible.gpus:
         raise ConfigError(f"learner.device={wanted}: PyTorch finds no CUDA device on this machine")
     number = int(wanted.partition(":")[2] or 0)
-    if number >= len(seen.gpus):
-        raise ConfigError(f"learner.device={wanted}: this machine has {len(seen.gpus)} CUDA device(s)")
+    if number >= len(visible.gpus):
+        raise ConfigError(f"learner.device={wanted}: this machine has {len(visible.gpus)} CUDA device(s)")
     return f"cuda:{number}"
 
 
-def learner_here(config: LearnerConfig, seen: Seen | None = None) -> LearnerConfig:
+def learner_here(config: LearnerConfig, visible: VisibleGpus | None = None) -> LearnerConfig:
     """The learner's knobs with nothing left open but what the memory plan decides."""
-    device = device_of(config.device, seen)
+    device = device_of(config.device, visible)
     return replace(config, device=device, precision=config.precision or _narrow_on(device))
 
 
-def rank_devices(config: Config, seen: Seen | None = None, *, samples: bool = True) -> tuple[str, ...]:
+def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples: bool = True) -> tuple[str, ...]:
     """Where the processes of a sharded learner compute: a GPU each, behind the one that this process samples on, or all
     on the CPU. What cannot be is a ConfigError."""
     learner, count = config.learner, config.learner.processes
-    if learner.context_parallel > 1:
-        raise ConfigError(
-            f"learner.context_parallel={learner.context_parallel}: torch shares the tokens of a sequence for plain "
-            "attention on a GPU only, and the learner packs sequences; set it to 1 (shorter passes: "
-            "learner.token_budget, learner.gradient_checkpointing=true)"
-        )
     if count == 1:
-        return (device_of(learner.device, seen),)
+        return (device_of(learner.device, visible),)
     if learner.optimizer is OptimizerName.adamw8bit:
         raise ConfigError(
             f"learner.processes={count}: learner.optimizer=adamw8bit keeps blocks of moments that no shard follows; "
@@ -203,17 +213,17 @@ def rank_devices(config: Config, seen: Seen | None = None, *, samples: bool = Tr
         )
     if ":" in learner.device:
         raise ConfigError(f"learner.processes={count} takes a GPU each: set learner.device=cuda, not {learner.device}")
-    if device_of(learner.device, seen) == "cpu":
+    if device_of(learner.device, visible) == "cpu":
         return ("cpu",) * count
-    if config.cluster.name is not ClusterName.none:
-        if config.cluster.learner_gpus != 1:
+    if (there := reservations(config)) is not None:
+        if there.learner_gpus != 1:
             raise ConfigError(
-                f"learner.processes={count} takes a GPU each, and cluster.learner_gpus is what each of them reserves: "
-                f"set it to 1, not {config.cluster.learner_gpus:g}"
+                f"learner.processes={count} takes a GPU each, and {config.cluster.value}.learner_gpus is what each of "
+                f"them reserves: set it to 1, not {there.learner_gpus:g}"
             )
         return ("cuda:0",) * count  # the only one that each sees
-    gpus = len((look() if seen is None else seen).gpus)
-    first = 1 if samples and choose(config, seen).on_gpu else 0
+    gpus = len((visible_gpus() if visible is None else visible).gpus)
+    first = 1 if samples and choose(config, visible).on_gpu else 0
     if first + count > gpus:
         sampler = " and the sampler one more" if first else ""
         raise ConfigError(

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.choices import ClusterName, Offload, OptimizerName, Precision, Ship
 from turnwise.config import Config
-from turnwise.engines.devices import device_of, seen_by_learner
+from turnwise.config.choices import ClusterName, Offload, OptimizerName, Precision, Ship
+from turnwise.engines.devices import device_of, gpus_for_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
 from turnwise.errors import ConfigError
-from turnwise.sandbox.resources import free_memory
+from turnwise.system.resources import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class HostMemory:
         return self.masters + self.moments + self.gradients + self.rounded
 
     def line(self) -> str:
-        """As the plan has it."""
+        """The line of `turnwise plan` about the machine's own memory."""
         parts = {
             "float32 weights": self.masters,
             "moments": self.moments,
@@ -46,7 +46,7 @@ class HostMemory:
 def host_memory(config: Config, training: Training) -> HostMemory | None:
     """Of the config's learner; None where its optimizer lies where it computes."""
     learner = config.learner
-    if learner.offload is not Offload.optimizer or device_of(learner.device, seen_by_learner(config)) == "cpu":
+    if learner.offload is not Offload.optimizer or device_of(learner.device, gpus_for_learner(config)) == "cpu":
         return None
     facts = facts_of(config)
     size = size_of(facts)
@@ -59,15 +59,15 @@ def host_memory(config: Config, training: Training) -> HostMemory | None:
         return HostMemory(4 * copies * trained, 8 * copies * trained, 4 * copies * trained, 0)
     narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
     tensors = facts.tensors if not learner.lora_rank and sum(facts.tensors) == trained else None
-    found = _optimizer(trained, tensors, config, narrow=narrow)
+    policy = _optimizer(trained, tensors, config, narrow=narrow)
     if not own_critic:
-        return found
+        return policy
     critic = _optimizer(size.trainable(learner), facts.tensors or None, config, narrow=narrow)
-    return HostMemory(*(a + b for a, b in zip(_parts(found), _parts(critic), strict=True)))
+    return HostMemory(*(a + b for a, b in zip(_parts(policy), _parts(critic), strict=True)))
 
 
-def _parts(found: HostMemory) -> tuple[int, ...]:
-    return found.masters, found.moments, found.gradients, found.rounded
+def _parts(memory: HostMemory) -> tuple[int, ...]:
+    return memory.masters, memory.moments, memory.gradients, memory.rounded
 
 
 def _optimizer(trained: int, tensors: tuple[int, ...] | None, config: Config, *, narrow: bool) -> HostMemory:
@@ -88,16 +88,16 @@ def page_locked(size: int) -> int:
 def check_host_memory(config: Config, training: Training, free: int | None = None) -> None:
     """Refuse a learner whose optimizer does not fit into the memory that is free (`free`: as measured): the kernel
     would end the run in its first update without a word."""
-    found = host_memory(config, training)
-    if found is None or (free is None and sys.platform != "linux"):
+    needed = host_memory(config, training)
+    if needed is None or (free is None and sys.platform != "linux"):
         return
-    if config.cluster.name is not ClusterName.none:  # its memory is that of another machine
+    if config.cluster is not ClusterName.none:  # its memory is that of another machine
         return
     free = free_memory() if free is None else free
-    if found.bytes > free:
+    if needed.bytes > free:
         raise ConfigError(
-            f"learner.offload=optimizer keeps {_gib(found.bytes)} in the machine's own memory, of which {_gib(free)} "
-            f"are free here ({found.line().partition(': ')[2]}); what helps: learner.optimizer=adamw8bit, on the GPU "
+            f"learner.offload=optimizer keeps {_gib(needed.bytes)} in the machine's own memory, of which {_gib(free)} "
+            f"are free here ({needed.line().partition(': ')[2]}); what helps: learner.optimizer=adamw8bit, on the GPU "
             "(learner.offload=none) or here, learner.lora_rank=16, a machine with more memory"
         )
 
@@ -124,15 +124,15 @@ class Checkpoints:
 
     @property
     def each(self) -> int:
-        """Bytes of one."""
+        """The bytes of one checkpoint."""
         return self.policy + self.state
 
     def line(self) -> str:
-        """As the plan has it."""
-        kept = " beside the best policy" if self.best else ""
+        """The line of `turnwise plan` about the size and number of checkpoints."""
+        best = " beside the best policy" if self.best else ""
         return (
             f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} what "
-            f"the learner goes on from), and up to {self.most} are there at once{kept}: {_size(self.total)}"
+            f"the learner goes on from), and up to {self.most} are there at once{best}: {_size(self.total)}"
         )
 
 
@@ -150,7 +150,7 @@ def checkpoints(config: Config, training: Training) -> Checkpoints | None:
 
 def _policy(config: Config, size: ModelSize) -> int:
     learner = config.learner
-    on_gpu = device_of(learner.device, seen_by_learner(config)) != "cpu"
+    on_gpu = device_of(learner.device, gpus_for_learner(config)) != "cpu"
     narrow = on_gpu and (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
     return size.weights * (2 if narrow else 4)
 
@@ -165,22 +165,24 @@ def _state(config: Config, size: ModelSize, training: Training) -> int:
 def check_disk(config: Config, training: Training, free: int | None = None) -> Iterator[str]:
     """Refuse a run whose disk (`free`: as measured) has no room for its last checkpoint; a warning where there is none
     for all that it keeps."""
-    found = checkpoints(config, training)
-    if found is None:
+    needed = checkpoints(config, training)
+    if needed is None:
         return
-    place = Path.cwd() / config.runs_dir
+    folder = Path.cwd() / config.runs_dir
     free = (
-        shutil.disk_usage(next(one for one in (place, *place.parents) if one.exists())).free if free is None else free
+        shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        if free is None
+        else free
     )
     advice = "what helps: training.save_every=0 (the last one only), learner.lora_rank, runs_dir on another disk"
-    if found.each > free:
+    if needed.each > free:
         raise ConfigError(
-            f"{place} has {_size(free)} left, and a run ends with a checkpoint of {_size(found.each)}; {advice}"
+            f"{folder} has {_size(free)} left, and a run ends with a checkpoint of {_size(needed.each)}; {advice}"
         )
-    if found.total > free:
+    if needed.total > free:
         yield (
-            f"{place} has {_size(free)} left, and the run may hold {_size(found.total)} at once ({found.most} "
-            f"checkpoints of {_size(found.each)}); {advice}, training.ship=last, or a smaller training.keep"
+            f"{folder} has {_size(free)} left, and the run may hold {_size(needed.total)} at once ({needed.most} "
+            f"checkpoints of {_size(needed.each)}); {advice}, training.ship=last, or a smaller training.keep"
         )
 
 

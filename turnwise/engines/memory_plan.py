@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from turnwise.choices import ClusterName, ModelImplementation, Offload, OptimizerName, Precision
+from turnwise import extensions
 from turnwise.config import Config, LearnerConfig
-from turnwise.config.inputs import IN_PROCESS
-from turnwise.engines.devices import TOKEN_BUDGET, Chosen, Gpu, Seen, choose, device_of, look
+from turnwise.config.choices import ClusterName, ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.engines.devices import TOKEN_BUDGET, EngineChoice, Gpu, VisibleGpus, choose, device_of, visible_gpus
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
 
@@ -116,7 +116,7 @@ class MemoryPlan:
         return KEPT_FEATURES * self.copies if self.vision else 0
 
     def lines(self) -> Iterator[str]:
-        """The plan as a small table."""
+        """The lines of a small table that shows how the GPU's memory is shared out."""
         learns = bool(self.learning)
         how = ", the sampler's and the learner's" if self.copies == 2 else ", shared by sampler and learner"
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
@@ -129,15 +129,15 @@ class MemoryPlan:
         if self.others:
             yield f"  others       {_gib(self.others)}, reference and critic"
         if learns:
-            kept = "activations computed twice" if self.recompute else "activations kept"
-            yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {kept}"
+            activations = "activations computed twice" if self.recompute else "activations kept"
+            yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {activations}"
         if not self.cache:
             return
         turns = ", given back while the learner learns" if self.takes_turns else ""
         yield f"  cache        {_gib(self.cache)}, {self.cached_tokens:,} tokens{turns}"
 
     def as_json(self) -> dict[str, float | int | bool | str]:
-        """Plain values."""
+        """The plan as plain values, for a JSON report."""
         return {
             "gpu": self.gpu.name, "memory": self.gpu.memory, "usable": self.usable, "weights": self.weights,
             "optimizer": self.optimizer, "others": self.others, "learning": self.learning, "cache": self.cache,
@@ -147,19 +147,19 @@ class MemoryPlan:
 
 
 def memory_here(
-    config: Config, training: Training | None, *, samples: bool = True, seen: Seen | None = None
+    config: Config, training: Training | None, *, samples: bool = True, visible: VisibleGpus | None = None
 ) -> MemoryPlan | None:
     """The plan of a config on this machine, from its model's files: of an evaluation, of a training or (`samples`
     False) of a fine-tuning. None where no GPU of this machine is used, or a config.json does not tell what a cache
     holds."""
-    if config.engine.name not in IN_PROCESS and training is None:
+    if not extensions.engine(config.engine.name).here and training is None:
         return None
-    if config.cluster.name is not ClusterName.none and samples:  # each node makes its own
+    if config.cluster is not ClusterName.none and samples:  # each node makes its own
         return None
-    seen = look() if seen is None else seen
-    chosen = choose(config, seen)
+    visible = visible_gpus() if visible is None else visible
+    chosen = choose(config, visible)
     sharded = config.learner.processes > 1  # on GPUs of its own, whose room it measures itself
-    learner = "cpu" if training is None or sharded else device_of(config.learner.device, seen)
+    learner = "cpu" if training is None or sharded else device_of(config.learner.device, visible)
     on_gpu = samples and chosen.on_gpu
     where = chosen.device if on_gpu else learner
     if where == "cpu":
@@ -172,7 +172,7 @@ def memory_here(
     length = length if facts.context_length is None else min(length, facts.context_length)
     both = on_gpu and learner == where
     shared = both and shares_weights(config, chosen, choice.implementation)
-    gpu = seen.gpus[int(where.removeprefix("cuda:"))]
+    gpu = visible.gpus[int(where.removeprefix("cuda:"))]
     chosen = chosen if on_gpu else replace(chosen, device="cpu")
     return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
 
@@ -201,9 +201,9 @@ def size_of(facts: "ModelFacts") -> ModelSize | None:
 
 def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
     """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
-    seen = look()
-    samples = config.engine.name in IN_PROCESS and not (chosen := choose(config, seen)).on_gpu
-    learns = training is not None and device_of(config.learner.device, seen) == "cpu"
+    visible = visible_gpus()
+    samples = extensions.engine(config.engine.name).here and not (chosen := choose(config, visible)).on_gpu
+    learns = training is not None and device_of(config.learner.device, visible) == "cpu"
     if not (samples or learns):
         return
     facts = facts_of(config)
@@ -225,15 +225,15 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         trained = size.trained(learner)
         models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
         tokens = learner.token_budget or TOKEN_BUDGET
-        kept = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
+        activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
         moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
         yield (
             f"the CPU's, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
-            f"{_size((4 + moments) * trained)}, activations {_size(kept)} at most (passes of {tokens:,} tokens)"
+            f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
         )
 
 
-def shares_weights(config: Config, chosen: Chosen, implementation: ModelImplementation) -> bool:
+def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
     """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
 
     Not when the sampler goes on with old weights while the learner changes its own.
@@ -244,7 +244,14 @@ def shares_weights(config: Config, chosen: Chosen, implementation: ModelImplemen
 
 
 def plan_memory(
-    config: Config, chosen: Chosen, gpu: Gpu, size: ModelSize, length: int, training: Training | None, *, shared: bool
+    config: Config,
+    chosen: EngineChoice,
+    gpu: Gpu,
+    size: ModelSize,
+    length: int,
+    training: Training | None,
+    *,
+    shared: bool,
 ) -> MemoryPlan:
     """Share out a GPU's memory. `length` is the longest sequence, `training` None where nothing is learned there.
 
@@ -275,13 +282,13 @@ def plan_memory(
         return with_cache(plan, room)
     passes = [replace(plan, token_budget=t, recompute=r, learning=fixed.learning(size, t, r)) for t, r in _ways(config)]
     sleeps, lag = config.engine.sleep, config.training.max_lag
-    side_by_side = [one for one in passes if one.learning + wanted <= room]
+    side_by_side = [candidate for candidate in passes if candidate.learning + wanted <= room]
     if side_by_side and (sleeps is not True or not chosen.on_gpu):  # who is elsewhere has nothing here to give back
         return with_cache(side_by_side[0], room - side_by_side[0].learning)
-    fitting = [one for one in passes if one.learning <= room]
+    fitting = [candidate for candidate in passes if candidate.learning <= room]
     if lag == 0 and sleeps is not False and chosen.on_gpu and fitting and room >= least:
         return replace(with_cache(fitting[0], room), takes_turns=True)
-    tight = [one for one in passes if one.learning + least <= room]
+    tight = [candidate for candidate in passes if candidate.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
     together = lag > 0 or sleeps is False
@@ -307,7 +314,9 @@ class _Fixed:
         return self.weights + self.optimizer + self.others
 
     @classmethod
-    def of(cls, config: Config, chosen: Chosen, size: ModelSize, training: Training | None, shared: bool) -> "_Fixed":
+    def of(
+        cls, config: Config, chosen: EngineChoice, size: ModelSize, training: Training | None, shared: bool
+    ) -> "_Fixed":
         learner, writing = config.learner, _itemsize(chosen.precision)
         if training is None:
             return cls(size.weights * writing, 1, 0, 0, 0, writing)
@@ -315,15 +324,15 @@ class _Fixed:
         itemsize = 2 if narrow else 4
         trained = size.trained(learner)
         moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
-        kept = (4 if narrow else 0) + moments  # float32 weights are their own masters
+        per_weight = (4 if narrow else 0) + moments  # float32 weights are their own masters
         own = training.critic and not learner.shared_critic
-        critic = size.weights * itemsize + size.trainable(learner) * kept if own else 0
+        critic = size.weights * itemsize + size.trainable(learner) * per_weight if own else 0
         reference = size.weights * itemsize if training.reference and not learner.lora_rank else 0
         sampler = writing if chosen.on_gpu and not shared else 0
         return cls(
             weights=size.weights * (itemsize + sampler),
             copies=2 if sampler else 1,
-            optimizer=0 if learner.offload is Offload.optimizer else trained * kept,
+            optimizer=0 if learner.offload is Offload.optimizer else trained * per_weight,
             others=critic + reference,
             trained=trained,
             itemsize=itemsize,
@@ -331,9 +340,9 @@ class _Fixed:
 
     def learning(self, size: ModelSize, tokens: int, recompute: bool) -> int:
         """Bytes of gradients, activations and logits with passes of so many tokens."""
-        kept = size.activations(tokens, self.itemsize, recompute=recompute)
+        activations = size.activations(tokens, self.itemsize, recompute=recompute)
         gradients = self.trained * (6 if self.itemsize == 2 else 4)  # of a pass, and their sum in float32
-        return gradients + kept + size.scores()
+        return gradients + activations + size.scores()
 
 
 def _itemsize(precision: Precision) -> int:
@@ -342,10 +351,10 @@ def _itemsize(precision: Precision) -> int:
 
 def _ways(config: Config) -> Iterator[tuple[int, bool]]:
     """(tokens of a pass, whether activations are computed twice), the fastest first."""
-    given, asked = config.learner.token_budget, config.learner.gradient_checkpointing
-    for recompute in (False, True) if asked is None else (asked,):
-        tokens = given or LARGEST_BUDGET
-        least = given or (LEAST_BUDGET if recompute else TOKEN_BUDGET)
+    budget, checkpointing = config.learner.token_budget, config.learner.gradient_checkpointing
+    for recompute in (False, True) if checkpointing is None else (checkpointing,):
+        tokens = budget or LARGEST_BUDGET
+        least = budget or (LEAST_BUDGET if recompute else TOKEN_BUDGET)
         while tokens >= least:
             yield tokens, recompute
             tokens //= 2

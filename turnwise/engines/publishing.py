@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
-from turnwise.own_folder import OwnFolder, sweep
+from turnwise.system.folders import OwnFolder, sweep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +30,9 @@ def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> Non
     if capabilities.logprobs is Logprobs.NONE:
         raise ConfigError(f"training needs log-probs: engine={name} gives none")
     if not capabilities.updates & ({FullWeights, WeightsFolder, Adapter} if lora else {FullWeights, WeightsFolder}):
-        taken = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
+        kinds = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
         raise ConfigError(
-            f"training publishes {'' if lora else 'all '}weights after each step: engine={name} takes {taken}"
+            f"training publishes {'' if lora else 'all '}weights after each step: engine={name} takes {kinds}"
         )
 
 
@@ -46,15 +46,15 @@ def make_update(learner: "Learner", capabilities: Capabilities, folder: Path | N
 
     Files are written into `folder`, which must outlive the update and everybody who may ask for it again.
     """
-    taken = capabilities.updates
-    if folder is not None and Adapter in taken and learner.save_adapter(folder):
+    kinds = capabilities.updates
+    if folder is not None and Adapter in kinds and learner.save_adapter(folder):
         return Adapter(folder)
-    if FullWeights in taken:
+    if FullWeights in kinds:
         return learner.weights()
-    if folder is not None and WeightsFolder in taken and isinstance(weights := learner.weights(), FullWeights):
+    if folder is not None and WeightsFolder in kinds and isinstance(weights := learner.weights(), FullWeights):
         write_weights(weights, folder)
         return WeightsFolder(folder)
-    names = ", ".join(sorted(kind.__name__ for kind in taken)) or "nothing"
+    names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
     raise EngineError(f"the sampler takes {names}, which this learner cannot give")
 
 
@@ -74,31 +74,29 @@ def write_weights(weights: FullWeights, folder: Path) -> None:
 
     for name, tensor in weights.tensors:
         part[name] = tensor
-        if sum(one.nbytes for one in part.values()) >= PART_BYTES:
+        if sum(held.nbytes for held in part.values()) >= PART_BYTES:
             flush()
     flush()
 
 
-async def publish(learner: "Learner", sampler: Sampler, version: int, place: Path | None) -> None:
-    """Let a sampler write with the learner's present weights.
-
-    In `place` there are never more than two updates: the latest, which a replica that comes back asks for again, and
-    the one before it until that is out of use.
+async def publish(learner: "Learner", sampler: Sampler, version: int, parent: Path | None) -> None:
+    """Let a sampler write with the learner's present weights. In the parent folder there are never more than two
+    updates: the latest, which a replica that comes back asks for again, and the one before it until that is out of use.
     """
-    folder = None if place is None else place / str(version)
+    folder = None if parent is None else parent / str(version)
     if folder is None:
         await sampler.publish(make_update(learner, sampler.capabilities, None), version)
         return
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     update = await asyncio.to_thread(make_update, learner, sampler.capabilities, folder)
     await sampler.publish(update, version)
-    for before in place.iterdir() if place is not None else ():
+    for before in parent.iterdir() if parent is not None else ():
         if before != folder and before.is_dir():
             await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
 
 @contextmanager
-def weights_place(needed: int, shared: Path | None) -> Iterator[Path]:
+def weights_folder(needed: int, shared: Path | None) -> Iterator[Path]:
     """A folder for updates, gone with the block: in memory where two updates of `needed` bytes fit, else with other
     temporary files. `shared` is a folder that other machines see, where they must."""
     sweep(_PREFIX, MEMORY)  # before its room is looked at
@@ -106,8 +104,8 @@ def weights_place(needed: int, shared: Path | None) -> Iterator[Path]:
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     # On a disk that machines share, locks of another one may not be seen: each looks after its own.
-    place = OwnFolder(_PREFIX if shared is None else f"{_PREFIX}{socket.gethostname()}-", parent)
+    folder = OwnFolder(_PREFIX if shared is None else f"{_PREFIX}{socket.gethostname()}-", parent)
     try:
-        yield place.path
+        yield folder.path
     finally:
-        place.remove()
+        folder.remove()

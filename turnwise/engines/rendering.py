@@ -4,20 +4,20 @@ import json
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from turnwise import extensions
 from turnwise.chat.format_trial import find_format
 from turnwise.chat.infer_format import FormatChoice
-from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.chat.vision import ImageProcessor, NotShown, find_image_processor
 from turnwise.config import Config
-from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import choose as choose_devices
-from turnwise.engines.opening import model_source
+from turnwise.engines.opener import model_source
 from turnwise.errors import TemplateError
 
 _tried: WeakKeyDictionary[Tokenizer, dict[tuple[str | None, ...], FormatChoice]] = WeakKeyDictionary()
-"""The formats of tokenizers in use: inside verl every episode asks."""
+"""The formats of tokenizers in use: inside another trainer every episode asks."""
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
     """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
-    if config.engine.name not in IN_PROCESS:
+    if not extensions.engine(config.engine.name).here:
         return None
     choose_devices(config)  # a GPU that is not there is refused before anything is written
     from turnwise.engines.model.loading import choose_implementation, model_facts
@@ -44,28 +44,28 @@ def make_renderer(config: Config) -> Renderer:
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     source = model_source(config)
     tokenizer = read_tokenizer(source, config.chat.template)
-    images = blind = None
+    images = text_only = None
     if source.gguf_file is None:
         try:
             images = find_image_processor(source.folder, tokenizer, config.chat.max_pixels)
         except NotShown as why:
-            blind = str(why)
-    return renderer_of(config, tokenizer, images, blind)
+            text_only = str(why)
+    return renderer_of(config, tokenizer, images, text_only)
 
 
 def renderer_of(
-    config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None, blind: str | None = None
+    config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None, text_only: str | None = None
 ) -> Renderer:
-    """The renderer of a tokenizer, wherever that is from; `images` for a model that sees, `blind` for one that has an
-    image processor and does not."""
+    """The renderer of a tokenizer, wherever that is from; `images` for a model that sees, `text_only` for one that
+    has an image processor and does not."""
     call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer,
         call_format,
-        history=History(config.chat.history.value),
+        history=config.chat.history,
         template_kwargs=config.chat.template_kwargs,
         images=images,
-        blind=blind,
+        text_only=text_only,
     )
 
 

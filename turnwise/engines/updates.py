@@ -34,7 +34,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFolder:
-    """A Hugging Face folder."""
+    """All weights as safetensors files in a Hugging Face folder."""
 
     folder: Path
 

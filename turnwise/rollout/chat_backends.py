@@ -9,21 +9,20 @@ from typing import Protocol
 import numpy as np
 
 from turnwise.chat.history import HistoryRewritten, WordsRefused
-from turnwise.chat.image_blocks import Prompt, images_in
+from turnwise.chat.image_blocks import Prompt, images_in, place_images
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.replies import with_texts
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
-from turnwise.image_sources import read_image
-from turnwise.media import Media
-from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
+from turnwise.ledger import Media
 from turnwise.rollout.large_messages import exceed, off_loop
-from turnwise.rollout.toolbox import clean
+from turnwise.rollout.toolbox.toolbox import clean
+from turnwise.system.image_sources import read_image
+from turnwise.system.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.types import (
     Completion,
-    FinishReason,
     Image,
     JsonSchema,
     Ledger,
@@ -37,33 +36,6 @@ from turnwise.types import (
 
 LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
 """How often a turn is asked again whose engine was lost, where nobody says."""
-
-
-@dataclass(frozen=True, slots=True)
-class AssistantReply:
-    """One assistant turn as it came."""
-
-    message: Message
-    finish_reason: FinishReason
-    policy_version: int
-    prompt_tokens: int
-    completion_tokens: int
-    segment: int
-    start: int
-
-    def as_turn(self, index: int, seconds: float) -> Turn:
-        """As a conversation records it, written in this time."""
-        return Turn(
-            index=index,
-            message=self.message,
-            finish_reason=self.finish_reason,
-            policy_version=self.policy_version,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            segment=self.segment,
-            start=self.start,
-            generate_seconds=seconds,
-        )
 
 
 class ChatBackend(Protocol):
@@ -102,13 +74,13 @@ class ChatBackend(Protocol):
         """Tokens left in the model's context; None when only the endpoint knows."""
         ...
 
-    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
-        """The next assistant turn; `stop` beside the run's own stop strings."""
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> Turn:
+        """Have the assistant write turn number `turn`; `stop` beside the run's own stop strings."""
         ...
 
     @property
     def completion(self) -> Completion:
-        """The tokens of the last turn."""
+        """The completion of the last turn: its tokens and log-probs."""
         ...
 
     def take_ids(
@@ -222,7 +194,7 @@ class TokenBackend:
             raise ValueError("the assistant has not replied yet")
         return self._last[1]
 
-    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> Turn:
         ledger = self.segments[self._at]
         start = len(ledger)
         params = self._params(max_tokens)
@@ -235,7 +207,8 @@ class TokenBackend:
         self._last = (message, completion)
         self._replied = (self._at, len(ledger))
         self._used += len(completion.token_ids)
-        return AssistantReply(
+        return Turn(
+            turn,
             message,
             completion.finish_reason,
             completion.policy_version,
@@ -263,26 +236,26 @@ class TokenBackend:
         full = self._full(added, len(ledger) + added, budget)
         if full is None:
             ledger.append_given(spans, turn)
-            ledger.place([self._media[image] for image in images_in(replies)])
+            place_images(ledger, [self._media[image] for image in images_in(replies)])
             self._used += added
         return full
 
     def take_ids(
         self, ids: Sequence[int], turn: int, origin: Origin, budget: int | None, messages: Sequence[Message]
     ) -> tuple[StopReason | None, list[Message] | None, str]:
-        given = np.asarray(ids, np.int64)
-        if not given.size or given.ndim != 1:
+        sequence = np.asarray(ids, np.int64)
+        if not sequence.size or sequence.ndim != 1:
             raise PluginError("the agent loop generates from no token ids: there is nothing to continue")
-        alike = [ledger.shared_length(given) for ledger in self.segments]
+        alike = [ledger.shared_length(sequence) for ledger in self.segments]
         recorded = [at for at, length in enumerate(alike) if length == len(self.segments[at])]
         at = max(recorded, key=alike.__getitem__, default=None)
         # Of a context made anew, the rewritten history is no news: what follows the words it shares is.
-        added = given[alike[self._at if at is None else at] :] if alike else given[:0]
-        full = self._full(len(added), len(given), budget)
+        added = sequence[alike[self._at if at is None else at] :] if alike else sequence[:0]
+        full = self._full(len(added), len(sequence), budget)
         if full is not None:
             return full, None, ""
         prompt, decode = None, self.renderer.tokenizer.decode
-        opened = Prompt(given.tolist())
+        opened = Prompt(sequence.tolist())
         if not self.segments:
             rendered = self.renderer.prompt(messages, self.tools, self._media) if messages else Prompt([])
             if rendered.ids == opened.ids:

@@ -9,9 +9,9 @@ from turnwise.chat.image_blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at, open_prompt
-from turnwise.rollout.interaction_sessions import InteractionSession
 from turnwise.rollout.large_messages import is_large, off_loop
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
+from turnwise.rollout.users.episode_user import EpisodeUser
 from turnwise.types import (
     CallStatus,
     Completion,
@@ -47,11 +47,11 @@ class Conversation:
         *,
         name: str = "",
         trained: bool = True,
-        interaction: InteractionSession | None = None,
+        user: EpisodeUser | None = None,
     ) -> None:
         self.name = name
         """The branch's; empty for the main conversation."""
-        self.trained = trained
+        self.trained, self.facts = trained, shared.facts
         self.messages: list[Message] = list(prompt)
         self.turns: list[Turn] = []
         self.broken: Exception | None = None
@@ -64,7 +64,7 @@ class Conversation:
         self._shared = shared
         self._rollout: RolloutConfig = shared.rollout
         self._tools = shared.tools
-        self._interaction = interaction
+        self._user = user
         self._ended: StopReason | None = None
         self._user_turns = 0
         self._malformed = 0
@@ -81,7 +81,7 @@ class Conversation:
 
     @property
     def sample(self) -> Sample:
-        """The episode's."""
+        """The sample that the episode plays."""
         return self._shared.sample
 
     @property
@@ -101,7 +101,7 @@ class Conversation:
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How the run samples."""
+        """The sampling settings of the run."""
         return self._shared.sampling
 
     @property
@@ -133,9 +133,9 @@ class Conversation:
         """
         self._check_going_on()
         shared = self._shared
-        shown = self.tools if tools is None else tools
+        offered = self.tools if tools is None else tools
         branch = Conversation(
-            shared, [cleaned(message) for message in prompt], shown, name=shared.unique_name(name), trained=trained
+            shared, [cleaned(message) for message in prompt], offered, name=shared.unique_name(name), trained=trained
         )
         branch._tools = self._tools
         if tools is not None:
@@ -184,7 +184,7 @@ class Conversation:
             await self._open()
         while True:
             free = self._shared.free()
-            full, prompt, said = self.backend.take_ids(
+            full, prompt, text = self.backend.take_ids(
                 ids, len(self.turns), origin, None if free is None else free - 1, self.messages
             )
             if full is not StopReason.TOKEN_BUDGET or not self._shared.others_hold:
@@ -194,8 +194,8 @@ class Conversation:
             self._end(full)
         if prompt is not None:
             self.messages[:] = prompt
-        elif said and self.turns:
-            self.turns[-1].replies = [Message(Role.USER if origin is Origin.USER else Role.TOOL, said)]
+        elif text and self.turns:
+            self.turns[-1].replies = [Message(Role.USER if origin is Origin.USER else Role.TOOL, text)]
             self.messages += self.turns[-1].replies
         reason = await self._write(max_tokens, stop)
         turn, completion = self.turns[-1], self.backend.completion
@@ -228,11 +228,11 @@ class Conversation:
     async def ask_user(self) -> list[Message]:
         """What the simulated user says to the last answer; nothing when there is no user."""
         self._last_turn()
-        if self._interaction is None:
+        if self._user is None:
             return []
         task = self._shared.enter()
         try:
-            ended, text = await self._ask(self._interaction)
+            ended, text = await self._ask(self._user)
         finally:
             self._shared.leave(task)
         if ended:
@@ -254,8 +254,8 @@ class Conversation:
         if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
         ready = self.backend.has_seen(images := images_in(turn.replies)) or not self._shared.may_show(images)
-        full = self._show(turn.replies, len(self.messages)) if (seen := ready and not is_large(replies)) else None
-        if not seen or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
+        full = self._show(turn.replies, len(self.messages)) if (can_show := ready and not is_large(replies)) else None
+        if not can_show or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
             self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
         elif full is not None:
             self._end(full)
@@ -264,8 +264,8 @@ class Conversation:
 
     async def finish(self) -> None:
         """Show the user a last message that a budget or the loop kept from it, so that none goes unscored."""
-        if self._interaction is not None and self._interaction.began and self.turns and not self._shown:
-            await self._ask(self._interaction)
+        if self._user is not None and self._user.began and self.turns and not self._shown:
+            await self._ask(self._user)
 
     def _offer(self, tools: Sequence[JsonSchema]) -> None:
         """Show these tools and run no others; those that are not the episode's are for the loop to answer."""
@@ -329,12 +329,13 @@ class Conversation:
             limit, reason = self._token_limit(own, left, room)
             start = time.perf_counter()
             try:
-                reply = await self.backend.reply(len(self.turns), limit, stop)
+                turn = await self.backend.reply(len(self.turns), limit, stop)
             except Exception as error:
                 self.broken = error
                 raise
             self.broken = None
-            self.turns.append(reply.as_turn(len(self.turns), time.perf_counter() - start))
+            turn.generate_seconds = time.perf_counter() - start
+            self.turns.append(turn)
             return reason
         finally:
             self._writing = False
@@ -376,16 +377,14 @@ class Conversation:
             raise BranchEnd(reason)
         self._shared.end(reason)
 
-    async def _ask(self, interaction: InteractionSession) -> tuple[bool, str]:
+    async def _ask(self, user: EpisodeUser) -> tuple[bool, str]:
         self._shown = True  # before the answer: a user who hangs is not asked again
         start = time.perf_counter()
         # Replies that were added after it but never answered are not part of what the user is asked about.
-        ended, text, score = await interaction.respond(
-            self.messages[: self._answer_end], [turn.message for turn in self.turns]
-        )
-        self.turns[-1].user_score = score
+        reply = await user.respond(self.messages[: self._answer_end], self.turns)
+        self.turns[-1].user_score = reply.score
         self.turns[-1].reply_seconds += time.perf_counter() - start
-        return ended, text
+        return reply.end, reply.text
 
     def _token_limit(self, own: int, left: int | None, room: int | None) -> tuple[int, StopReason | None]:
         """(most tokens of this turn, the reason to give when it is hit: none for a limit of the caller's)."""

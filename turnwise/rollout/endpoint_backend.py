@@ -10,7 +10,6 @@ from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import DataError, EpisodeError, PluginError
-from turnwise.rollout.chat_backends import AssistantReply
 from turnwise.rollout.openai_messages import as_openai, assistant_entry, shown_url
 from turnwise.types import (
     Completion,
@@ -23,6 +22,7 @@ from turnwise.types import (
     Role,
     StopReason,
     ToolCall,
+    Turn,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         stop: list[str] | None = None,
         seed: int | None = None,
     ) -> "EndpointReply":
-        """One assistant message."""
+        """Asks the endpoint for one assistant message."""
         ...
 
 
@@ -96,7 +96,7 @@ class EndpointBackend:
     ) -> tuple[StopReason | None, list[Message] | None, str]:
         raise PluginError(NO_IDS)
 
-    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> Turn:
         reply = await self.endpoint.complete(
             list(self._entries),
             list(self.tools),
@@ -113,7 +113,7 @@ class EndpointBackend:
             self._first_prompt = reply.prompt_tokens
         # What tools and users said is known from the next prompt; a server that counts nothing reports 0.
         self._used = max(self._used, reply.prompt_tokens - self._first_prompt) + reply.completion_tokens
-        return AssistantReply(message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens, 0, 0)
+        return Turn(turn, message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens)
 
     def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None

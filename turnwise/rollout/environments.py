@@ -12,13 +12,12 @@ from typing import Protocol
 from turnwise.errors import EpisodeError
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
-from turnwise.scoring.episode_scores import ENVIRONMENT
-from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, ToolCall
+from turnwise.types import CallRecord, CallStatus, EnvironmentRecord, JsonSchema, Message, Role, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How an environment begins."""
+    """What an environment begins with: its first messages, its tools and metrics."""
 
     messages: Sequence[Message]
     tools: Sequence[JsonSchema] = ()
@@ -47,30 +46,30 @@ class Environment(Protocol):
     async def step(self, message: Message) -> Observation: ...
 
     async def close(self) -> None:
-        """Called once, on every path."""
+        """Ends the environment; it is called once, on every path."""
         ...
 
 
 async def play(chat: Conversation, environment: Environment) -> None:
     """Talk with an environment until it or a budget ends the episode; it is closed on every path."""
-    kept = chat.artifacts[ENVIRONMENT] = {"reward": None, "finished": False, "metrics": {}}
+    record = chat.facts.environment = EnvironmentRecord()
     try:
         opening = await environment.start()
-        _count(kept["metrics"], opening.metrics)
+        _count(record.metrics, opening.metrics)
         chat.reprompt(opening.messages, opening.tools)
-        while not kept["finished"]:
+        while not record.finished:
             message = await chat.generate()
             if unread := [call for call in message.tool_calls if call.problem is not None]:
                 chat.add(await _refuse(chat, message, unread))
                 continue
-            seen = await environment.step(message)
+            observation = await environment.step(message)
             turn = chat.turns[-1]
-            turn.user_score = seen.reward
-            replies = _answers(message.tool_calls, seen.messages, turn.calls)
-            _count(kept["metrics"], seen.metrics)
-            kept["finished"] = seen.finished
-            kept["reward"] = kept["reward"] if seen.total is None else seen.total
-            if seen.finished:
+            turn.user_score = observation.reward
+            replies = _answers(message.tool_calls, observation.messages, turn.calls)
+            _count(record.metrics, observation.metrics)
+            record.finished = observation.finished
+            record.reward = record.reward if observation.total is None else observation.total
+            if observation.finished:
                 turn.replies = replies  # recorded; nobody answers them
             elif not replies:
                 raise EpisodeError("the environment neither finished nor said anything")
@@ -80,11 +79,11 @@ async def play(chat: Conversation, environment: Environment) -> None:
         try:
             await plugin_calls.to_the_end(environment.close())
         except EpisodeError as error:  # what ended the episode is what counts; that something is left open is kept
-            kept["left_open"] = str(error)
+            record.left_open = str(error)
 
 
-def _count(totals: dict[str, float], found: dict[str, float]) -> None:
-    for name, value in found.items():
+def _count(totals: dict[str, float], metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
         totals[name] = totals.get(name, 0.0) + value
 
 
@@ -109,10 +108,10 @@ def _answers(calls: Sequence[ToolCall], replies: Sequence[Message], records: lis
         if reply.role is not Role.TOOL:
             answers.append(reply)
             continue
-        given = reply.tool_call_id if reply.tool_call_id is not None else next(iter(waiting), None)
-        call = None if given is None else waiting.pop(given, None)
+        call_id = reply.tool_call_id if reply.tool_call_id is not None else next(iter(waiting), None)
+        call = None if call_id is None else waiting.pop(call_id, None)
         if call is None:
-            raise EpisodeError(f"the environment answers the call {given!r}, which is not open")
+            raise EpisodeError(f"the environment answers the call {call_id!r}, which is not open")
         records.append(CallRecord(call, CallStatus.UNKNOWN, 0.0))
         answers.append(dataclasses.replace(reply, tool_call_id=call.id, name=call.name))
     records += [CallRecord(call, CallStatus.ERROR, 0.0) for call in waiting.values()]

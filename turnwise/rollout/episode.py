@@ -11,23 +11,22 @@ from functools import partial
 from typing import Protocol
 from uuid import uuid4
 
-from turnwise import time_budget
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import EpisodeError, TemplateError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
-from turnwise.rollout.interaction_sessions import Interactions, InteractionSession
 from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.shared_episode import SharedEpisode
-from turnwise.rollout.tool_replies import TokenSpans
-from turnwise.rollout.toolbox import EpisodeTools, Toolbox
+from turnwise.rollout.toolbox.replies import TokenSpans
+from turnwise.rollout.toolbox.toolbox import EpisodeTools, Toolbox
 from turnwise.rollout.tools.tool import as_json
+from turnwise.rollout.users.episode_user import EpisodeUser
+from turnwise.rollout.users.loading import Users
+from turnwise.system import time_budget
 from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Role, Sample, StopReason, Trajectory
 
-ENGINE_LOST = "engine_lost"
-"""The artifact that lists the tries of an episode's turns whose engine went away."""
 FINISH_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
 
@@ -51,7 +50,7 @@ class RolloutContext:
     config: Config
     plan: Plan
     toolbox: Toolbox
-    interactions: Interactions
+    users: Users
     make_backend: MakeBackend
     conversation: Callable[..., Conversation] = Conversation
     """Makes what an agent loop drives; a replay has its own."""
@@ -62,7 +61,7 @@ class EpisodeParts:
     """Who takes part in one episode."""
 
     tools: EpisodeTools
-    interaction: InteractionSession | None
+    user: EpisodeUser | None
     chat: Conversation
     shared: SharedEpisode
 
@@ -89,9 +88,12 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     seconds = time.perf_counter() - start
     check = await _checked(parts, NoiseKey(context.config.seed, step, sample.id, sibling), context.config)
     branches, segments = _joined(parts.shared.conversations)
-    lost = [what for one in parts.shared.conversations for what in one.backend.lost]
+    facts = parts.shared.facts
+    facts.user_score, facts.tool_rewards = closed.score, parts.tools.rewards
+    facts.user_notes = [] if parts.user is None else parts.user.notes
+    facts.engine_lost = [lost for chat in parts.shared.conversations for lost in chat.backend.lost]
     parts.shared.conversations.clear()  # they hold it too: only Python's search for cycles would free what they wrote
-    trajectory = Trajectory(
+    return Trajectory(
         sample=sample,
         sibling=sibling,
         step=step,
@@ -104,48 +106,38 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         artifacts=artifacts,
         render_check=check,
         branches=branches,
+        facts=facts,
     )
-    if closed.score is not None:
-        trajectory.artifacts["interaction_score"] = closed.score
-    if parts.interaction is not None and parts.interaction.notes:
-        trajectory.artifacts["interaction_notes"] = parts.interaction.notes
-    if parts.tools.rewards:
-        trajectory.artifacts["tool_rewards"] = parts.tools.rewards
-    if lost:
-        trajectory.artifacts[ENGINE_LOST] = lost
-    if check is not None and check.problem is not None:
-        trajectory.artifacts["render_problem"] = check.problem
-    return trajectory
 
 
 def _joined(conversations: list[Conversation]) -> tuple[list[Branch], list[Ledger]]:
     """The branches, and the ledgers of all: turns and segments are counted through, whoever wrote first."""
     branches: list[Branch] = []
     segments, turns = conversations[0].backend.segments, len(conversations[0].turns)
-    for one in conversations[1:]:
-        if not one.turns:  # broken off before the model spoke: there is nothing of its own in it
+    for conversation in conversations[1:]:
+        if not conversation.turns:  # broken off before the model spoke: there is nothing of its own in it
             continue
-        for ledger in one.backend.segments:
+        for ledger in conversation.backend.segments:
             ledger.shift_turns(turns)
-        for turn in one.turns:
+        for turn in conversation.turns:
             turn.index, turn.segment = turn.index + turns, turn.segment + len(segments)
-        segments = [*segments, *one.backend.segments]
-        turns += len(one.turns)
-        branches.append(Branch(one.name, one.messages, one.turns, one.trained))
+        segments = [*segments, *conversation.backend.segments]
+        turns += len(conversation.turns)
+        branches.append(Branch(conversation.name, conversation.messages, conversation.turns, conversation.trained))
     return branches, segments
 
 
 async def _checked(parts: EpisodeParts, noise: NoiseKey, config: Config) -> RenderCheck | None:
     """The self-check of the conversations: the first that found something, or the main one's."""
-    found: list[RenderCheck] = []
+    checks: list[RenderCheck] = []
     if not _is_checked(noise, config.chat.check_share):
         return None
-    for one in parts.shared.conversations:
-        if one.turns and one.backend.segments and not one.by_ids:
+    for conversation in parts.shared.conversations:
+        if conversation.turns and conversation.backend.segments and not conversation.by_ids:
             # In a thread: it renders and encodes all of the conversation, while others wait for their turn.
-            check = await asyncio.to_thread(one.backend.check, one.messages)
-            found += [] if check is None else [check]
-    return next((check for check in found if not check.exact), found[0] if found else None)
+            check = await asyncio.to_thread(conversation.backend.check, conversation.messages)
+            checks += [] if check is None else [check]
+    return next((check for check in checks if not check.exact), checks[0] if checks else None)
 
 
 def _is_checked(noise: NoiseKey, share: float) -> bool:
@@ -155,7 +147,7 @@ def _is_checked(noise: NoiseKey, share: float) -> bool:
 
 def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: RolloutContext) -> EpisodeParts:
     config = context.config
-    # Unique, though noise is not: a sampler and an interaction keep state under it, and a sample may be played twice.
+    # Unique, though noise is not: a sampler and a user keep state under it, and a sample may be played twice.
     conversation = f"{step}/{sample.id}/{sibling}/{next(_numbers):012x}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
 
@@ -165,19 +157,19 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         return context.make_backend(f"{conversation}/{number}", replace(noise, branch=name), schemas)
 
     tools = context.toolbox.open(sample, route.tools, noise.bits())
-    interaction = None
+    user = None
     if route.interaction is not None:
-        spec = context.interactions.spec_for(sample)
+        spec = context.users.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
+        user = EpisodeUser(context.users.get(spec.name), spec, sample, seed=noise.bits(), episode=conversation)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
-    chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), user=user)
     tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.sees
     # The episode has these tools: held in turn, it would be freed only when Python searches for cycles.
     tools.look = partial(SharedEpisode.look, weakref.proxy(shared), chat.backend)
     tools.messages = chat.messages
-    return EpisodeParts(tools, interaction, chat, shared)
+    return EpisodeParts(tools, user, chat, shared)
 
 
 def _spans(backend: ChatBackend) -> TokenSpans | None:
@@ -191,8 +183,8 @@ def _spans(backend: ChatBackend) -> TokenSpans | None:
 async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:
     try:
         async with time_budget.budget(seconds) as deadline:
-            if parts.interaction is not None:
-                await parts.interaction.start()
+            if parts.user is not None:
+                await parts.user.start()
             reason = await _loop(parts.chat, parts.shared, route)
             await parts.chat.finish()
             return reason
@@ -241,8 +233,8 @@ async def _close(parts: EpisodeParts, reason: StopReason) -> _CloseResult:
     closed = _CloseResult()
     await parts.shared.stop(reason)
     try:
-        if parts.interaction is not None:
-            closed.score = await parts.interaction.finish(scored=reason is not StopReason.FAILED)
+        if parts.user is not None:
+            closed.score = await parts.user.finish(scored=reason is not StopReason.FAILED)
     except EpisodeError as error:
         closed.errors.append(str(error))
     finally:

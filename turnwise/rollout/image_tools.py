@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from turnwise.rollout.sample_images import Found, as_result, find_picture
+from turnwise.data.images.trail import Trail
+from turnwise.rollout.sample_images import SourceImage, as_result, find_picture
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.inside.trail import Trail
 from turnwise.types import JsonSchema, ToolResult
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-Operation = Callable[[Found, dict[str, Any]], tuple[str, "Picture", Trail]]
+Operation = Callable[[SourceImage, dict[str, Any]], tuple[str, "Picture", Trail]]
 """(the image, the arguments) -> (what the model reads, the picture, its past)."""
 WHICH: JsonSchema = {
     "type": ["integer", "string"],
@@ -34,6 +34,7 @@ class ImageTool:
     timeout: float = 60.0
     concurrency: int = 8
     reads_kwargs: tuple[str, ...] = ("image",)
+    reads_images: ClassVar[bool] = True
 
     @property
     def schema(self) -> JsonSchema:
@@ -60,8 +61,8 @@ class _ImageSession:
         return await asyncio.to_thread(self._work, arguments, f"{self.tool.name}_{self.calls}")
 
     def _work(self, arguments: dict[str, Any], name: str) -> ToolResult:
-        found = find_picture(self.context, arguments.get("image", 0))
-        words, picture, trail = self.tool.operation(found, arguments)
+        source = find_picture(self.context, arguments.get("image", 0))
+        words, picture, trail = self.tool.operation(source, arguments)
         return as_result(words, name, picture, trail)
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ async def off_loop(messages: Sequence[Message], work: Callable[P, T], *args: P.a
 def exceed(messages: Sequence[Message], tokenizer: Tokenizer, context_length: int) -> bool:
     """Whether messages are too long for a context by their characters alone. The assistant's are not counted, since a
     template may leave out thoughts."""
-    characters = sum(len(one.text.strip()) for one in messages if one.role is not Role.ASSISTANT)
+    characters = sum(len(message.text.strip()) for message in messages if message.role is not Role.ASSISTANT)
     if characters <= max(LARGE, context_length):
         return False
     most = tokenizer.most_characters

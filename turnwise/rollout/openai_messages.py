@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.chat.pictures import shown_size, unpack
+from turnwise.chat.image_files import shown_size, unpack
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
-from turnwise.image_bytes import KINDS, media_type
-from turnwise.image_sources import open_source, read_source
+from turnwise.system.image_bytes import KINDS, media_type
+from turnwise.system.image_sources import open_source, read_source
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -79,13 +79,13 @@ def shown_url(image: Image, max_pixels: int | None) -> str:
 
     A web address stays what it is: whoever fetches it decides.
     """
-    found = data_url(image)
-    if max_pixels is None or not found.startswith("data:"):
-        return found
-    content = base64.b64decode(found.partition(",")[2])
+    url = data_url(image)
+    if max_pixels is None or not url.startswith("data:"):
+        return url
+    content = base64.b64decode(url.partition(",")[2])
     try:
         if math.prod(shown_size(io.BytesIO(content), None)) <= max_pixels:
-            return found
+            return url
         return _url(unpack(content, max_pixels).content)
     except DataError as error:
         raise DataError(f"{image.source[:_HEAD]}: {error}") from error

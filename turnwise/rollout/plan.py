@@ -2,23 +2,26 @@
 
 import contextlib
 import difflib
+import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, PluginError
-from turnwise.plugins import LONGEST_NAME
-from turnwise.rollout.interaction_sessions import FACTS, Interactions
-from turnwise.rollout.loop_loading import Loop, Loops
-from turnwise.rollout.row_needs import check_repositories, row_notices, tools_of_column
-from turnwise.rollout.tool_loading import builtin_tools
-from turnwise.rollout.toolbox import Toolbox
-from turnwise.rollout.tools.tool import ReadsKwargs
+from turnwise.config import Config, RolloutConfig
+from turnwise.config.sections import value_of
+from turnwise.data.prompts import MARKER
+from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.extensions import named
+from turnwise.rollout.loops.loading import Loop, Loops, RunningLoop
+from turnwise.rollout.toolbox.loading import builtin_tools
+from turnwise.rollout.toolbox.toolbox import Toolbox
+from turnwise.rollout.tools.tool import NeedsOfRows, ReadsKwargs, Tool
+from turnwise.rollout.users.loading import FACTS, Users
+from turnwise.system.plugins import LONGEST_NAME
 from turnwise.types import Sample
 
-CLIENT, CALLING = "openai_client", "tool_calling"
+CALLING = "tool_calling"
 ONE_TURN = "inferred: no tools, no interaction"
 
 
@@ -36,38 +39,55 @@ class Route:
     """Whether the loop is a user's code."""
 
 
+@dataclass(frozen=True, slots=True)
+class Player:
+    """The loop of samples that name none, and the key of an extension that asks for it."""
+
+    loop: str
+    key: str
+    value: str
+
+    @classmethod
+    def of(cls, config: Config) -> "Player | None":
+        """The first whose key is set."""
+        keys = ((key, loop, value_of(config, key)) for key, loop in named("players").items())
+        return next((cls(loop, key, str(value)) for key, loop, value in keys if value is not None), None)
+
+
 class Plan:
     """Routes by sample. Making one resolves every name, so a wrong one is found before a model is loaded."""
 
-    def __init__(self, samples: Sequence[Sample], config: RolloutConfig, toolbox: Toolbox, users: Interactions) -> None:
-        self._config, self._toolbox, self._users = config, toolbox, users
-        self.loops = Loops(config)
+    def __init__(self, samples: Sequence[Sample], config: Config, toolbox: Toolbox, users: Users) -> None:
+        self._config, self._toolbox, self._users = config.rollout, toolbox, users
+        self.loops, self._player = Loops(config), Player.of(config)
         chosen = [self.route(sample) for sample in samples]
         self.routes: Counter[Route] = Counter(chosen)
-        self.notices = [*_notices(self.routes, toolbox, config), *idle_kwargs(samples, chosen, toolbox)]
+        self.notices = [
+            *_notices(self.routes, toolbox, config.rollout, self._player),
+            *idle_kwargs(samples, chosen, toolbox),
+        ]
         self.notices += row_notices(samples, [route.agent for route in chosen], toolbox.tools)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The server of clients is there for a run that has any, and stopped on every path."""
-        if all(route.agent != CLIENT for route in self.routes):
-            yield
-            return
-        from turnwise.rollout.client_api.server import client_server
-
-        async with client_server():
+        """What loops have open while the run goes on, such as the server of clients; closed on every path."""
+        loops = {id(route.loop): route.loop for route in self.routes}
+        async with contextlib.AsyncExitStack() as stack:
+            for loop in loops.values():
+                if isinstance(loop, RunningLoop):
+                    await stack.enter_async_context(loop.running())
             yield
 
     def route(self, sample: Sample) -> Route:
-        """The route of one sample."""
+        """Which agent loop, tools and user play one sample, and why."""
         tools = self._tools(sample)
         spec = self._users.spec_for(sample)
         if sample.agent is not None:
             agent, why = sample.agent, "named by the row"
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
-        elif self._config.client is not None:
-            agent, why = CLIENT, "inferred: rollout.client is set"
+        elif self._player is not None:
+            agent, why = self._player.loop, f"inferred: {self._player.key} is set"
         elif tools or spec:
             agent, why = (
                 CALLING,
@@ -78,7 +98,7 @@ class Plan:
             agent, why = "single_turn", ONE_TURN
         agent = self.loops.name_of(agent)
         loop = self._loop(agent, sample)
-        # Rows of verl's tool scripts have query and ground_truth there, and no user.
+        # Rows of tool scripts may have query and ground_truth there, and no user.
         idle = [key for key in sample.info.get("interaction_kwargs", ()) if key not in FACTS]
         if spec is None and idle and (agent == CALLING or why == ONE_TURN):
             raise ConfigError(
@@ -88,9 +108,9 @@ class Plan:
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
             return Route(sample.data_source, agent, why, (), None, loop)
-        if agent == CLIENT:  # it brings its own tools, and is its own user
+        if getattr(loop, "brings_tools", False):  # and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
-        check_repositories(sample, tools, self._toolbox.tools)
+        check_needs(sample, tools, self._toolbox.tools)
         if spec is not None:
             try:
                 self._users.get(spec.name)
@@ -105,8 +125,9 @@ class Plan:
     def _tools(self, sample: Sample) -> tuple[str, ...]:
         """The row's selection, or else its column `tools`, which an agent that brings its own tools is not held to."""
         names = self._toolbox.names_for(sample)
-        is_client = CLIENT in (sample.agent, self._config.agent) or self._config.client is not None
-        if sample.tools is not None or is_client:
+        players = named("players").values()
+        brings_own = self._player is not None or sample.agent in players or self._config.agent in players
+        if sample.tools is not None or brings_own:
             return names
         chosen = tools_of_column(sample, self._toolbox.common)
         return names if chosen is None else chosen
@@ -125,7 +146,7 @@ def _instead_of_single_turn(sample: Sample, why: str) -> str:
             return f"sample {sample.id} has tools_kwargs and its tool_selection is empty: name the tool there"
         return _unoffered(sample, next(iter(sample.tools_kwargs)), builtin_tools())
     brought = "an interaction" if sample.interaction is not None else "tools" if sample.tools else "tools_kwargs"
-    mend = "rollout.agent to null or tool_calling" if why == "rollout.agent" else "the row's agent_name to tool_agent"
+    mend = "rollout.agent to null or tool_calling" if why == "rollout.agent" else "the row's agent_name to tool_calling"
     return f"sample {sample.id} has {brought} of its own but its agent is single_turn ({why}); set {mend}"
 
 
@@ -143,11 +164,11 @@ def idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Too
     """tools_kwargs that no tool will read. A tool that nobody knows is refused, and a key that it does not know."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
     unread: Counter[str] = Counter()
-    known = {*toolbox.tools, *builtin_tools()}
+    available = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
         for name, kwargs in sample.tools_kwargs.items():
-            if name not in known:
-                raise PluginError(_unoffered(sample, name, known))
+            if name not in available:
+                raise PluginError(_unoffered(sample, name, available))
             if name not in route.tools:
                 idle[name, route.tools] += 1
                 continue
@@ -162,7 +183,7 @@ def idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Too
     ] + [f"{count} samples have tools_kwargs for {name!r}, which reads none" for name, count in unread.items() if count]
 
 
-def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:
+def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig, player: Player | None) -> list[str]:
     """What a person should know before the run: anything configured that some samples will not use."""
     notices = []
     for route, count in routes.items():
@@ -171,13 +192,13 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
                 f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
                 "configured tools nor the interaction"
             )
-        elif route.agent == CLIENT and (toolbox.tools or config.interaction):
+        elif player is not None and route.agent == player.loop and (toolbox.tools or config.interaction):
             notices.append(
-                f"{count} samples of {route.data_source} are played by {config.client} ({route.why}), which brings its "
+                f"{count} samples of {route.data_source} are played by {player.value} ({route.why}), which brings its "
                 "own tools: the configured ones and the interaction are not used"
             )
-    if config.client is not None and all(route.agent != CLIENT for route in routes):
-        notices.append(f"no sample is played by rollout.client={config.client}: they name other agents")
+    if player is not None and all(route.agent != player.loop for route in routes):
+        notices.append(f"no sample is played by {player.key}={player.value}: they name other agents")
     used = {name for route in routes for name in route.tools}
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
@@ -192,3 +213,91 @@ def _has_unread(kwargs: Mapping[str, Any], reads: bool | tuple[str, ...]) -> boo
     if isinstance(reads, bool):
         return bool(kwargs) and not reads
     return any(key != "create_kwargs" or not set(value or ()) <= set(reads) for key, value in kwargs.items())
+
+
+TOOLS = "tools"
+"""The column in which TRL's and others' rows have the schemas of their tools."""
+_MARKS = (MARKER, "<video>", "<audio>")
+_PLAYED_ELSEWHERE = {
+    **dict.fromkeys(("env_name", "env_class", "env", "environment", "env_kwargs", "env_config"),
+                    "an environment is named in rollout.agent and rollout.agent_options"),
+    **dict.fromkeys(("system", "system_prompt"), "a system message stands in the prompt"),
+    **dict.fromkeys(("chat_template_kwargs", "enable_thinking"), "chat.template_kwargs sets it for all rows"),
+    **dict.fromkeys(("max_turns", "max_steps"), "rollout.max_assistant_turns sets it for all rows"),
+    **dict.fromkeys(("agent", "agent_type"), "a row names its loop in agent_name"),
+    **dict.fromkeys(("interaction", "interaction_name"), "a row names its user in extra_info.interaction_kwargs.name"),
+    **dict.fromkeys(("tool_choice", "parallel_tool_calls", "response_format", "stop"), "no row sets it"),
+}  # fmt: skip
+"""Columns that change how other systems play a row, and what does here. Tools, scorers and loops of one's own may read
+them, so they are told of and not refused."""
+_BUILT_IN = ("single_turn", "tool_calling", "until_finish", "checker")
+"""Loops that read no column but those that a Sample has a field for."""
+
+
+def tools_of_column(sample: Sample, offered: Sequence[str]) -> tuple[str, ...] | None:
+    """The tools that the row's own column `tools` names, which the config must offer; None without the column."""
+    if TOOLS not in sample.info:
+        return None
+    names = tuple(_tool_names(sample.info[TOOLS], sample))
+    for name in names:
+        if name not in offered:
+            has = f"it has {', '.join(offered)}" if offered else "it has none"
+            raise PluginError(
+                f"sample {sample.id}: its column tools has {name[:LONGEST_NAME]!r}, which rollout.tools does not offer "
+                f"({has}): add FILE.py:{name if name.isidentifier() and len(name) < LONGEST_NAME else 'NAME'}, or leave"
+                " the column out"
+            )
+    return names
+
+
+def _tool_names(value: Any, sample: Sample) -> Iterator[str]:
+    """Of a list of names or of schemas, as TRL, OpenAI and APIGen write them; also as JSON in a text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else []
+        except (ValueError, RecursionError):
+            value = None
+    for entry in value if isinstance(value, list) else [None]:
+        if isinstance(entry, Mapping):
+            inner = entry.get("function", entry)
+            entry = inner.get("name") if isinstance(inner, Mapping) else None
+        if not isinstance(entry, str) or not entry:
+            raise DataError(f"sample {sample.id}: tools: expected a list of names, or of schemas with a name")
+        yield entry
+
+
+def check_needs(sample: Sample, names: Sequence[str], tools: Mapping[str, Tool]) -> None:
+    """Tools find in the sample what they work on; otherwise the first call would end the run."""
+    for name in names:
+        tool = tools[name]
+        if isinstance(tool, NeedsOfRows) and (lacking := tool.needs(sample)) is not None:
+            raise PluginError(f"sample {sample.id}: the tool {name} needs {lacking}")
+
+
+def row_notices(samples: Sequence[Sample], agents: Sequence[str], tools: Mapping[str, Tool]) -> list[str]:
+    """What a person should know of rows that are played otherwise than their columns and marks say."""
+    counts: Counter[str] = Counter()
+    for sample, agent in zip(samples, agents, strict=True):
+        if agent not in _BUILT_IN:
+            continue
+        for column, instead in _PLAYED_ELSEWHERE.items():
+            if sample.info.get(column) not in (None, "", [], {}):
+                counts[f"the column {column!r}, which is not read here: {instead}"] += 1
+        for mark in _MARKS:
+            if any(mark in text for text in _texts(sample)) and not (mark == MARKER and sample.images):
+                counts[f"{mark} in the prompt and no {mark[1:-1]} to stand there: it stays plain text"] += 1
+    return [f"{count} samples have {text}" for text, count in counts.items()] + _blind_tools(samples, tools)
+
+
+def _texts(sample: Sample) -> Iterator[str]:
+    return (message.text for message in sample.prompt)
+
+
+def _blind_tools(samples: Sequence[Sample], tools: Mapping[str, Tool]) -> list[str]:
+    """Tools that look at images where nothing brings one; another tool may make some."""
+    looking = [name for name, tool in tools.items() if getattr(tool, "reads_images", False)]
+    if not looking or len(looking) < len(tools):
+        return []
+    if any(sample.images or sample.tools_kwargs for sample in samples):
+        return []
+    return [f"no sample has an image for the tools {', '.join(looking)} to look at"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, EpisodeError, unknown
 from turnwise.rollout.sample_images import opened, png_url
-from turnwise.rollout.tool_images import ShowImages
+from turnwise.rollout.toolbox.images import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory
 
 NOISE = 200.0
@@ -25,7 +25,7 @@ GRAINS = (1, 2, 4, 8)
 
 
 class Probe(enum.StrEnum):
-    """What becomes of an image."""
+    """What a probe puts in the place of a tool's image."""
 
     BLANK = "blank"
     """One even grey, its own mean."""
@@ -46,29 +46,29 @@ class Donors:
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> "Donors":
         """Those in the tools' replies of these episodes."""
-        found: dict[str, dict[str, list[Image]]] = {}
+        by_source: dict[str, dict[str, list[Image]]] = {}
         truths: dict[str, str] = {}
-        for one in trajectories:
-            images = list(shown_images(one))
-            truths[one.sample.id] = repr(one.sample.ground_truth)
+        for trajectory in trajectories:
+            images = list(tool_reply_images(trajectory))
+            truths[trajectory.sample.id] = repr(trajectory.sample.ground_truth)
             if images:
-                found.setdefault(one.sample.data_source, {}).setdefault(one.sample.id, images)
-        return cls(found, truths)
+                by_source.setdefault(trajectory.sample.data_source, {}).setdefault(trajectory.sample.id, images)
+        return cls(by_source, truths)
 
     def image_for(self, sample: Sample, number: int) -> Image:
         """That of another sample, of its data source and with another answer if there is one; the same each time."""
         own = self.images.get(sample.data_source, {})
-        every = {name: images for known in self.images.values() for name, images in known.items()}
-        for known in (own, every):
-            others = sorted(name for name in known if name != sample.id)
+        every = {name: images for by_sample in self.images.values() for name, images in by_sample.items()}
+        for by_sample in (own, every):
+            others = sorted(name for name in by_sample if name != sample.id)
             chosen = [name for name in others if self.truths[name] != repr(sample.ground_truth)] or others
             if chosen:
-                images = known[chosen[_seed(sample, number) % len(chosen)]]
+                images = by_sample[chosen[_seed(sample, number) % len(chosen)]]
                 return images[number % len(images)]
         raise EpisodeError("no other sample was shown an image of a tool to swap with")
 
 
-def shown_images(trajectory: Trajectory) -> Iterable[Image]:
+def tool_reply_images(trajectory: Trajectory) -> Iterable[Image]:
     """The images in the tools' replies of an episode, in order."""
     for turn in trajectory.every_turn:
         for reply in turn.replies:
@@ -95,10 +95,10 @@ def _changed(image: Image, probe: Probe, seed: int) -> Image:
 
     pixels = np.asarray(opened(image, "an image of a tool"), dtype=np.float32)
     if probe is Probe.BLANK:
-        made = np.full_like(pixels, pixels.mean())
+        altered = np.full_like(pixels, pixels.mean())
     else:
-        made = pixels + sum(_noise(np.random.default_rng((seed, grain)), pixels.shape, grain) for grain in GRAINS)
-    return Image(png_url(PIL.Image.fromarray(made.clip(0, 255).astype(np.uint8))))
+        altered = pixels + sum(_noise(np.random.default_rng((seed, grain)), pixels.shape, grain) for grain in GRAINS)
+    return Image(png_url(PIL.Image.fromarray(altered.clip(0, 255).astype(np.uint8))))
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...], grain: int) -> NDArray[np.float64]:
@@ -113,10 +113,10 @@ def _seed(sample: Sample, number: int) -> int:
 
 def read_probes(names: str) -> list[Probe]:
     """Probes as a command line names them: `blank,swap`; ConfigError for one that there is not."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    for name in found:
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
         if name not in list(Probe):
-            raise ConfigError(unknown("probe", name, [one.value for one in Probe]))
-    if not found or len(set(found)) < len(found):
+            raise ConfigError(unknown("probe", name, [probe.value for probe in Probe]))
+    if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError(f"probes are named once each, at least one: {', '.join(Probe)}")
-    return [Probe(name) for name in found]
+    return [Probe(name) for name in chosen]

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.chat.pictures import unpack
+from turnwise.chat.image_files import unpack
+from turnwise.data.images.trail import IDENTITY, Matrix, OriginCheck, Trail
 from turnwise.errors import DataError, EpisodeError, ToolError, nearest
-from turnwise.image_bytes import data_url
-from turnwise.image_sources import read_image
 from turnwise.rollout.tools.tool import ToolContext
-from turnwise.sandbox.inside.trail import IDENTITY, Matrix, Trail
-from turnwise.sandbox.results import Origin
 from turnwise.storage.images import images_for
+from turnwise.system.image_bytes import data_url
+from turnwise.system.image_sources import read_image
 from turnwise.types import Image, ToolResult
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class MadeImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceImage:
     """An image to work on, and where it came from."""
 
     name: str
@@ -49,13 +48,13 @@ def given_images(context: ToolContext) -> dict[str, Image]:
         raise EpisodeError(f"sample {context.sample.id}: tools_kwargs: {error}") from error
 
 
-def find_picture(context: ToolContext, which: float | str) -> Found:
+def find_picture(context: ToolContext, which: float | str) -> SourceImage:
     """An image by number (the row's from 0, then those that tools gave back, in the order they were shown) or by name.
 
     ToolError for one that there is not; EpisodeError for a row's that cannot be used, which is the row's fault.
     """
-    given = given_images(context)
-    names = [*given, *(made.name for made in context.made)]
+    row_images = given_images(context)
+    names = [*row_images, *(tool_image.name for tool_image in context.made)]
     if not names:
         raise ToolError("there is no image in this conversation")
     if isinstance(which, str) and which not in names:
@@ -63,12 +62,12 @@ def find_picture(context: ToolContext, which: float | str) -> Found:
     number = names.index(which) if isinstance(which, str) else int(which)  # 1.0 is a whole number in JSON
     if number >= len(names):
         raise ToolError(f"there is no image {number}: they are numbered from 0 to {len(names) - 1}")
-    if number >= len(given):
-        made = context.made[number - len(given)]
-        return Found(made.name, opened(made.image, f"image {number}"), made.trail)
+    if number >= len(row_images):
+        tool_image = context.made[number - len(row_images)]
+        return SourceImage(tool_image.name, opened(tool_image.image, f"image {number}"), tool_image.trail)
     name = names[number]
-    picture = opened(given[name], f"image {number} of the sample")
-    return Found(name, picture, Trail(name, picture.size, IDENTITY))
+    picture = opened(row_images[name], f"image {number} of the sample")
+    return SourceImage(name, picture, Trail(name, picture.size, IDENTITY))
 
 
 def opened(image: Image, what: str) -> "Picture":
@@ -114,14 +113,14 @@ def image_facts(name: str, url: str, size: tuple[int, int], trail: Trail) -> dic
         "box": trail.box(size),
         "steps": [{"name": step, "arguments": arguments} for step, arguments in trail.steps],
         "matrix": None if trail.matrix is None else list(trail.matrix),
-        "provenance": (Origin.UNVERIFIED if trail.source is None else Origin.VERIFIED).value,
+        "provenance": (OriginCheck.UNVERIFIED if trail.source is None else OriginCheck.VERIFIED).value,
     }
 
 
 def trail_in(facts: dict[str, Any]) -> Trail:
     """The past of an image by its facts; of one that is not verified nothing is known."""
     matrix, size, steps = facts.get("matrix"), facts.get("source_size"), facts.get("steps") or ()
-    if facts.get("provenance") != Origin.VERIFIED.value or not isinstance(size, list):
+    if facts.get("provenance") != OriginCheck.VERIFIED.value or not isinstance(size, list):
         return Trail()
     past = tuple((step["name"], step["arguments"]) for step in steps)
     return Trail(facts["source"], (size[0], size[1]), None if matrix is None else tuple(matrix), past)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.rollout.chat_backends import ChatBackend
-from turnwise.rollout.toolbox import EpisodeTools
-from turnwise.types import Image, JsonSchema, Sample, StopReason
+from turnwise.rollout.toolbox.toolbox import EpisodeTools
+from turnwise.types import EpisodeFacts, Image, JsonSchema, Sample, StopReason
 
 if TYPE_CHECKING:
     from turnwise.rollout.conversation import Conversation
@@ -49,6 +49,8 @@ class SharedEpisode:
         self.ended: StopReason | None = None
         self.artifacts: dict[str, Any] = {}
         """What the agent loop leaves on the trajectory, as JSON values by name."""
+        self.facts = EpisodeFacts()
+        """What is found out beside the messages, written on the trajectory as it is."""
         self.images = 0
         """Shown to the model in any of its conversations."""
         self._turns = 0
@@ -59,7 +61,9 @@ class SharedEpisode:
     @property
     def broken(self) -> Exception | None:
         """What kept the model from speaking in any of the conversations; no matter of the agent loop."""
-        return next((one.broken for one in self.conversations if one.broken is not None), None)
+        return next(
+            (conversation.broken for conversation in self.conversations if conversation.broken is not None), None
+        )
 
     def end(self, reason: StopReason) -> NoReturn:
         """No conversation goes on from here."""
@@ -73,11 +77,11 @@ class SharedEpisode:
 
     def unique_name(self, name: str) -> str:
         """The branch's name; the second of a name is `name 2`: noise and readers tell branches apart by it."""
-        taken, number, found = {one.name for one in self.conversations}, 1, name
-        while not found or found in taken:
+        names, number, candidate = {conversation.name for conversation in self.conversations}, 1, name
+        while not candidate or candidate in names:
             number += 1
-            found = f"{name} {number}"
-        return found
+            candidate = f"{name} {number}"
+        return candidate
 
     def begin_turn(self) -> None:
         """Count a turn that begins; `cancel_turn` takes back one that came to nothing."""
@@ -87,7 +91,7 @@ class SharedEpisode:
         self._turns += 1
 
     def cancel_turn(self) -> None:
-        """The turn was not written."""
+        """Gives back a turn that was counted and then not written."""
         self._turns -= 1
 
     @property
@@ -110,7 +114,7 @@ class SharedEpisode:
         """Tokens of the budget that nobody has used; None without a budget."""
         if self.rollout.max_tokens is None:
             return None
-        return self.rollout.max_tokens - sum([one.backend.used() for one in self.conversations])
+        return self.rollout.max_tokens - sum([conversation.backend.used() for conversation in self.conversations])
 
     def free(self) -> int | None:
         """Those that nobody holds either."""
@@ -152,7 +156,7 @@ class SharedEpisode:
         return task
 
     def leave(self, task: "asyncio.Task[object] | None") -> None:
-        """It does not any more."""
+        """Notes that a task does not work on the episode any more, and wakes those that wait."""
         if task is not None:
             self._at_work.discard(task)
         if self._waiting:
@@ -168,7 +172,7 @@ class SharedEpisode:
 
     async def close(self, backends: Sequence[ChatBackend] | None = None) -> None:
         """Release what the engine keeps for each conversation, whatever becomes of the others."""
-        left = [one.backend for one in self.conversations] if backends is None else backends
+        left = [conversation.backend for conversation in self.conversations] if backends is None else backends
         if left:
             try:
                 await left[0].close()

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise import errors
 from turnwise.errors import ScoringFailed
-from turnwise.retrying import AttemptFailed
 from turnwise.scoring.scorer import Score
+from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Remark
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,12 +27,12 @@ class WireError(BaseModel):
 
     def exception(self) -> Exception:
         """An exception of the same name and text, of the nearest class that is known here."""
-        made = self._made()
+        error = self._made()
         for note in self.notes:
-            made.add_note(note)
+            error.add_note(note)
         if self.traceback:
-            made.add_note(f"where it was raised, in the process that scored:\n{self.traceback.rstrip()}")
-        return made
+            error.add_note(f"where it was raised, in the process that scored:\n{self.traceback.rstrip()}")
+        return error
 
     def _made(self) -> Exception:
         base = next(filter(None, (_known(module, name) for module, name in self.bases)), Exception)
@@ -50,9 +50,9 @@ class WireError(BaseModel):
 
 
 def _known(module: str, name: str) -> type[Exception] | None:
-    found = getattr(_MODULES.get(module), name, None)
-    if isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, BaseExceptionGroup):
-        return found
+    kind = getattr(_MODULES.get(module), name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup):
+        return kind
     return None
 
 
@@ -90,7 +90,7 @@ class Answer(BaseModel):
             raise self.error.exception()
         if self.reward is not None:
             turns = {_index(turn): scores for turn, scores in self.turns.items()}
-            remarks = tuple(Remark(one.by, one.text, one.value, one.turn) for one in self.remarks)
+            remarks = tuple(Remark(remark.by, remark.text, remark.value, remark.turn) for remark in self.remarks)
             return Score(self.reward, self.parts, turns, remarks)
         if self.f2p_count is None or self.f2p_total is None:
             raise AttemptFailed("the answer has neither a reward nor an error")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from turnwise.errors import ConfigError
-from turnwise.plugins import load
-from turnwise.scoring.scorer import BUILTIN, ScorerSpec
+from turnwise.scoring.scorer import ScorerSpec, builtin_scorers
+from turnwise.system.plugins import load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "turnwise_client_options"
@@ -27,7 +27,7 @@ def client_options(*names: str) -> Callable[[Function], Function]:
 
 def declared_options(scorer: str) -> frozenset[str]:
     """What this scorer declares; it is imported for that."""
-    declared: frozenset[str] = getattr(load(BUILTIN.get(scorer, scorer), "scorer"), _ATTRIBUTE, frozenset())
+    declared: frozenset[str] = getattr(load(builtin_scorers().get(scorer, scorer), "scorer"), _ATTRIBUTE, frozenset())
     return declared
 
 
@@ -36,8 +36,8 @@ def check_client_options(scorer: str, options: Mapping[str, Any], allowed: froze
     for key, value in options.items():
         if key not in allowed:
             ScorerSpec(scorer, {key: value}).make()  # a misspelt one is said to be that
-            taken = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
+            hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
             raise ConfigError(
-                f"scorer {scorer}: the option {key!r} does not come from a client ({taken}); it is set where the "
+                f"scorer {scorer}: the option {key!r} does not come from a client ({hint}); it is set where the "
                 "server is started: RewardServerSettings.options"
             )

@@ -1,4 +1,4 @@
-"""Rewards that were given while the episode ran: by its environment, its simulated user or its agent loop."""
+"""Rewards that were given while the episode ran: by its environment or its simulated user."""
 
 import math
 import numbers
@@ -9,13 +9,6 @@ from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score
 from turnwise.types import Trajectory
 
-ENVIRONMENT = "environment"
-"""The artifact that has what an environment said: `reward`, `finished`, `metrics`, and `left_open` when it failed to
-close."""
-INTERACTION = "interaction_score"
-VERL_LOOP = "verl"
-"""The artifact that has what an agent loop of verl's returned beside tokens."""
-
 
 @client_options("unfinished", "right")
 async def environment(trajectory: Trajectory, *, unfinished: float = 0.0, right: float = 1.0) -> Score:
@@ -23,35 +16,26 @@ async def environment(trajectory: Trajectory, *, unfinished: float = 0.0, right:
 
     `right` is the reward from which on the episode counts as right. Parts: `acc`, and `finished`.
     """
-    kept = trajectory.artifacts.get(ENVIRONMENT)
-    if not isinstance(kept, dict):
+    record = trajectory.facts.environment
+    if record is None:
         raise ScoringFailed("the episode had no environment: the scorer `environment` is for http_env and gym_env")
-    given = _number(kept.get("reward"))
-    finished = kept.get("finished") is True
-    if given is None and finished:
+    reward = finite(record.reward)
+    if reward is None and record.finished:
         raise ScoringFailed("the environment finished the episode without a reward")
-    reward = unfinished if given is None else given
-    return Score(reward, {"acc": float(given is not None and reward >= right), "finished": float(finished)})
+    acc = float(reward is not None and reward >= right)
+    return Score(unfinished if reward is None else reward, {"acc": acc, "finished": float(record.finished)})
 
 
 async def interaction(trajectory: Trajectory) -> float:
     """What the simulated user thought of the whole episode."""
-    given = _number(trajectory.artifacts.get(INTERACTION))
-    if given is None:
+    score = finite(trajectory.facts.user_score)
+    if score is None:
         raise ScoringFailed("the simulated user gave no score")
-    return given
+    return score
 
 
-async def loop_reward(trajectory: Trajectory) -> float:
-    """The `reward_score` that an agent loop of verl's returned with its tokens."""
-    kept = trajectory.artifacts.get(VERL_LOOP)
-    given = _number(kept.get("reward_score")) if isinstance(kept, dict) else None
-    if given is None:
-        raise ScoringFailed("the agent loop returned no reward_score")
-    return given
-
-
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """A value that somebody left on the trajectory, when it is a number that can be a reward."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         return None
     return float(value)

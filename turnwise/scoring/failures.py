@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from turnwise.errors import ScoringFailed, TurnwiseError
-from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.scoring.scorer import SCORING, Score, Scorer, evaluate, is_failed, name_of, raised_by
+from turnwise.system.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.types import Trajectory
 
 LONGEST_WAIT = 10.0

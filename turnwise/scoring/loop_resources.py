@@ -32,7 +32,7 @@ class KeptOpen(Generic[Held]):
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
-        """End everything of it."""
+        """Ends the resource and waits until the task that held it is over."""
         self._end.set()
         await asyncio.wait((self._keeper,))
 
@@ -54,23 +54,23 @@ _RESOURCES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, 
 def loop_resource(kind: type[Resource], key: Hashable, make: Callable[[], Resource]) -> Resource:
     """The one object of this kind and key in the running event loop, made when first asked for."""
     here = _RESOURCES.setdefault(asyncio.get_running_loop(), {})
-    found = here.get((kind, key))
-    if found is None:
-        found = here[kind, key] = make()
-    assert isinstance(found, kind)
-    return found
+    resource = here.get((kind, key))
+    if resource is None:
+        resource = here[kind, key] = make()
+    assert isinstance(resource, kind)
+    return resource
 
 
 def loop_resources(kind: type[Resource]) -> list[Resource]:
     """Every object of this kind in the running event loop."""
     here = _RESOURCES.get(asyncio.get_running_loop(), {})
-    return [one for one in here.values() if isinstance(one, kind)]
+    return [resource for resource in here.values() if isinstance(resource, kind)]
 
 
 async def close_loop_resources() -> None:
     """Close everything that scorers opened in the running event loop; what they need again is made again."""
     here = _RESOURCES.pop(asyncio.get_running_loop(), {})
-    results = await asyncio.gather(*(one.close() for one in here.values()), return_exceptions=True)
+    results = await asyncio.gather(*(resource.close() for resource in here.values()), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from turnwise.concurrency import gather_all
-from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
-from turnwise.plugins import load
-from turnwise.sandbox.process import SandboxLost
-from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
-from turnwise.scoring.verl_managers import is_manager, manager_scorer
+from turnwise.errors import ConfigError, PluginError, SandboxLost, ScoringFailed, TurnwiseError, unknown
+from turnwise.extensions import named
+from turnwise.system.concurrency import gather_all
+from turnwise.system.plugins import adapted, load
 from turnwise.types import Remark, Role, StopReason, Trajectory
 
 LONGEST_CAUSE = 300
@@ -28,10 +26,6 @@ KEPT_SCORERS = 256
 """Made scorers by name and options, where those come from elsewhere: ever new options must not fill the memory."""
 TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
-
-_VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth")
-_OF_A_ROUTER = ("reward_router_address", "reward_model_tokenizer")
-"""What verl's reward loop passes for a reward model that it serves; there is none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,162 +52,109 @@ class ScorerSpec:
 
     def make(self) -> Scorer:
         """The scorer, with its name, options and signature checked."""
-        if self.name in BUILTIN:
-            return as_scorer(load(BUILTIN[self.name], "scorer"), self.name, self.options)
-        if not {":", "."} & set(self.name):
-            raise ConfigError(unknown("scorer", self.name, BUILTIN) + " Your own is written module:function.")
-        return as_scorer(load(self.name, "scorer"), self.name, self.options)
+        builtin = builtin_scorers()
+        if self.name not in builtin and not {":", "."} & set(self.name):
+            raise ConfigError(unknown("scorer", self.name, builtin) + " Your own is written module:function.")
+        return as_scorer(load(builtin.get(self.name, self.name), "scorer"), self.name, self.options)
 
 
 BUILTIN: dict[str, str] = {
-    "gsm8k": "turnwise.scoring.gsm8k:gsm8k",
-    "gsm8k_strict": "turnwise.scoring.gsm8k:gsm8k_strict",
-    "gsm8k_flexible": "turnwise.scoring.gsm8k:gsm8k_flexible",
-    "tapo": "turnwise.scoring.tapo:tapo",
-    "exact_match": "turnwise.scoring.text_match:exact_match",
-    "text_match": "turnwise.scoring.text_match:text_match",
-    "search_qa": "turnwise.scoring.text_match:search_qa",
-    "cited_answer": "turnwise.scoring.cited_answer:cited_answer",
-    "math": "turnwise.scoring.math_boxed:math_boxed",
-    "format_rules": "turnwise.scoring.format_rules:format_rules",
-    "code_tests": "turnwise.scoring.code_tests:code_tests",
-    "swe_tests": "turnwise.scoring.swe_tests:swe_tests",
-    "judge": "turnwise.scoring.judge_scorer:judge",
+    "gsm8k": "turnwise.scoring.rules.gsm8k:gsm8k",
+    "gsm8k_strict": "turnwise.scoring.rules.gsm8k:gsm8k_strict",
+    "gsm8k_flexible": "turnwise.scoring.rules.gsm8k:gsm8k_flexible",
+    "tapo": "turnwise.scoring.rules.tapo:tapo",
+    "exact_match": "turnwise.scoring.rules.text_match:exact_match",
+    "text_match": "turnwise.scoring.rules.text_match:text_match",
+    "search_qa": "turnwise.scoring.rules.text_match:search_qa",
+    "math": "turnwise.scoring.rules.math_boxed:math_boxed",
+    "format_rules": "turnwise.scoring.rules.format_rules:format_rules",
+    "judge": "turnwise.scoring.judge.scorer:judge",
     "environment": "turnwise.scoring.episode_scores:environment",
     "interaction": "turnwise.scoring.episode_scores:interaction",
-    "loop_reward": "turnwise.scoring.episode_scores:loop_reward",
-    "verl_default": "turnwise.compat.verl_default:verl_default",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
 
-def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None) -> Scorer:
-    """A loaded function as a scorer: `f(trajectory)`, verl's `compute_score(data_source, ...)` or one of TRL's."""
-    if is_trl(function):
-        return _trl_scorer(TrlRewards(function, spec, options or {}), spec)
-    if not callable(function):
-        raise PluginError(f"scorer {spec}: {type(function).__name__} cannot be called")
-    if is_manager(function):
-        return _checked_manager(manager_scorer(function, spec, options or {}), spec)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"scorer {spec}: its signature cannot be read") from error
-    is_verl = all(name in parameters for name in _VERL_PARAMETERS)
-    accepted = (*_VERL_PARAMETERS, "extra_info", *_OF_A_ROUTER) if is_verl else tuple(parameters)[:1]
-    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = dict(options or {})
-    extra = [
-        name
-        for name, parameter in parameters.items()
-        if name not in (*accepted, *given) and parameter.default is parameter.empty and parameter.kind not in open_kinds
-    ]
+def builtin_scorers() -> dict[str, str]:
+    """Ours, and those that extensions bring."""
+    return {**BUILTIN, **named("scorers", BUILTIN)}
+
+
+def as_scorer(function: Any, name: str, options: Mapping[str, Any] | None = None) -> Scorer:
+    """A loaded function as a scorer: `async def reward(trajectory, *, option=...)`, or what an extension makes of it.
+
+    Ours is known by its first parameter, which is called `trajectory` or annotated so. One of another name is ours too,
+    where no extension knows the function as one of its own kind.
+    """
+    spec = ScorerSpec(name, dict(options or {}))
+    parameters = parameters_of(function)
     first = next(iter(parameters.values()), None)
-    takes_one = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-    if extra or not (is_verl or takes_one):
-        wanted = (
-            "(trajectory), (data_source, solution_str, ground_truth, extra_info) or (prompts, completions, **kwargs)"
-        )
-        raise PluginError(f"scorer {spec} takes ({', '.join(map(str, parameters.values()))}); it must take {wanted}")
-    _check_options(given, [name for name in parameters if name not in accepted], parameters, spec)
-    if is_verl:
-        absent = {name: None for name in _OF_A_ROUTER if name in parameters and name not in given}
-        takes_info = "extra_info" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        return _verl_scorer(functools.partial(function, **absent, **given), spec, takes_info)
-    return _plain_scorer(functools.partial(function, **given), spec)
+    if first is None or not (first.name == "trajectory" or first.annotation in (Trajectory, Trajectory.__name__)):
+        foreign: Scorer | None = adapted("scorer", function, spec)
+        if foreign is not None:
+            return foreign
+    if not callable(function):
+        raise PluginError(f"scorer {name}: {type(function).__name__} cannot be called")
+    if first is None:
+        _demand_signature(function, name)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise _refused(name, parameters)
+    if any(
+        needs_value(parameter) for parameter in parameters.values() if parameter.name not in (first.name, *spec.options)
+    ):
+        raise _refused(name, parameters)
+    check_options(spec, parameters, [first.name])
+    return called(functools.partial(function, **spec.options), name)
 
 
-def _trl_scorer(rewards: TrlRewards, spec: str) -> Scorer:
-    async def first(trajectory: Trajectory) -> Score:
-        return trl_score((await rewards.score([trajectory]))[0])
-
-    return _plain_scorer(first, spec)
-
-
-def trl_score(judged: Judged | ScoringFailed) -> Score:
-    """What TRL's functions said about one trajectory."""
-    if isinstance(judged, ScoringFailed):
-        raise judged
-    return Score(judged.reward, judged.parts, remarks=judged.remarks)
+def _demand_signature(function: Callable[..., Any], name: str) -> None:
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"scorer {name}: its signature cannot be read") from error
 
 
-def _checked_manager(manager: Callable[[Trajectory], Awaitable[Any]], spec: str) -> Scorer:
-    async def scorer(trajectory: Trajectory) -> Any:
-        return verl_result(await manager(trajectory), spec)
-
-    scorer.__qualname__ = spec
-    return scorer
-
-
-def _check_options(
-    given: Mapping[str, Any], known: Sequence[str], parameters: Mapping[str, inspect.Parameter], spec: str
-) -> None:
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"scoring.options, scorer {spec}: {unknown('option', key, known)}")
+def _refused(name: str, parameters: Mapping[str, inspect.Parameter]) -> PluginError:
+    return PluginError(
+        f"scorer {name} takes ({', '.join(map(str, parameters.values()))}); it must take (trajectory), and after it "
+        "options by name that have defaults or values in scoring.options; no extension knows it as one of its kind"
+    )
 
 
-def _plain_scorer(function: Callable[..., Any], spec: str) -> Scorer:
+def parameters_of(function: object) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, by name; nothing for what cannot be called or does not say."""
+    if not callable(function):
+        return {}
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def needs_value(parameter: inspect.Parameter) -> bool:
+    """Whether a call fails without it."""
+    open_kinds = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and parameter.kind not in open_kinds
+
+
+def check_options(spec: ScorerSpec, parameters: Mapping[str, inspect.Parameter], filled: Sequence[str]) -> None:
+    """ConfigError for an option that is no parameter, or one of those that are `filled` from the trajectory."""
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    valid = [key for key in parameters if key not in filled]
+    for key in spec.options:
+        if key in filled or (key not in valid and not open_ended):
+            raise ConfigError(f"scoring.options, scorer {spec.name}: {unknown('option', key, valid)}")
+
+
+def called(function: Callable[[Trajectory], Any], name: str) -> Scorer:
+    """A function of a trajectory, async or not, as a scorer of this name."""
+
     async def scorer(trajectory: Trajectory) -> Any:
         result = function(trajectory)
         return await result if inspect.isawaitable(result) else result
 
-    scorer.__qualname__ = spec
+    scorer.__qualname__ = name
     return scorer
-
-
-def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> Scorer:
-    """A verl reward function. It is given the last assistant message, not the whole conversation as in verl, where
-    tool and user text could be taken for an answer."""
-
-    async def scorer(trajectory: Trajectory) -> Any:
-        sample = trajectory.sample
-        arguments: dict[str, Any] = {
-            "data_source": sample.data_source,
-            "solution_str": solution_of(trajectory),
-            "ground_truth": sample.ground_truth,
-        }
-        if takes_info:
-            arguments["extra_info"] = verl_extra_info(trajectory)
-        result = function(**arguments)
-        return verl_result(await result if inspect.isawaitable(result) else result, spec)
-
-    scorer.__qualname__ = spec
-    return scorer
-
-
-def solution_of(trajectory: Trajectory) -> str:
-    """What verl's functions get as the solution: the last answer; with compat.strict all that followed the prompt."""
-    whole = trajectory.artifacts.get("solution_str")
-    if isinstance(whole, str):
-        return whole
-    return trajectory.answers[-1].text if trajectory.answers else ""
-
-
-def verl_result(result: Any, spec: str) -> Any:
-    """What a verl reward function returned. A dict must hold `score`; a text beside it is no reward but a remark."""
-    if not isinstance(result, dict):
-        return result
-    if TOTAL not in result:
-        raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
-    kept = {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
-    remarks = tuple(
-        Remark(str(name), text) for name, text in result.items() if name not in kept and isinstance(text, str) and text
-    )
-    return dataclasses.replace(_sum(kept, spec), remarks=remarks)
-
-
-def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
-    """The row's extra_info with what verl's loops add; replies of one turn count as one turn there."""
-    return {
-        **trajectory.sample.info.get("extra_info", {}),
-        "rollout_reward_scores": trajectory.artifacts.get("tool_rewards", {}),
-        "num_turns": 1 + len(trajectory.turns) + sum(bool(turn.replies) for turn in trajectory.turns),
-        "turn_scores": [turn.user_score for turn in trajectory.turns if turn.user_score is not None],
-        "tool_rewards": [call.score for call in trajectory.calls if call.score is not None],
-    }
 
 
 async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
@@ -311,7 +252,7 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
         raise raised_by(name, error) from error  # nobody cancelled us: the scorer itself raised it
     if isinstance(result, Score):
         return _checked(result, trajectory, name)
-    return _sum(result, name) if isinstance(result, dict) else Score(_number(result, name, "a score"))
+    return sum_of_parts(result, name) if isinstance(result, dict) else Score(_number(result, name, "a score"))
 
 
 def name_of(scorer: Scorer) -> str:
@@ -331,7 +272,7 @@ def raised_by(name: str, error: BaseException) -> ScoringFailed:
     return ScoringFailed(f"scorer {name} raised {cause}{where}")
 
 
-def _sum(result: dict[Any, Any], name: str) -> Score:
+def sum_of_parts(result: dict[Any, Any], name: str) -> Score:
     """Parts by name; the reward is the one called `score`, or their sum."""
     parts = _parts(result, name)
     if not parts:
@@ -387,6 +328,7 @@ def _number(value: Any, scorer: str, what: str) -> float:
             number = math.inf
     if not math.isfinite(number):
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        shown = reprlib.repr(value)
-        raise PluginError(f"scorer {scorer} returned {shown} ({kind}) as {what}; it must be a finite number")
+        raise PluginError(
+            f"scorer {scorer} returned {reprlib.repr(value)} ({kind}) as {what}; it must be a finite number"
+        )
     return number

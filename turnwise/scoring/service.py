@@ -1,19 +1,18 @@
-"""A run's scorers: which one each data source gets, with its options and weights, and the runner that runs them."""
+"""A run's scorers: which one each data source gets, the truth it compares with, and the runner that runs them."""
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError, DataError, unknown
+from turnwise.extensions import named
 from turnwise.scoring.failures import ScoringStats, counted, within
-from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
-from turnwise.scoring.sources import spec_for
-from turnwise.scoring.truths import check_truths
+from turnwise.system.plugins import load
 from turnwise.types import Sample, StopReason, Trajectory
 
 
@@ -30,7 +29,7 @@ class Runner(Protocol):
     async def start(self) -> None: ...
 
     async def stop(self) -> None:
-        """Called on every path."""
+        """Ends the runner; called on every path, after an error too."""
         ...
 
 
@@ -48,18 +47,18 @@ class Scoring:
         sources: Sequence[str],
         own: Scorer | None = None,
         *,
-        known: Mapping[str, str] | None = None,
+        task_scorers: Mapping[str, str] | None = None,
         runner: Runner | None = None,
     ) -> "Scoring":
-        """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is.
-        `runner` is the one that the config names, or another instead."""
+        """What the config asks for, and else the scorers that tasks bring (`task_scorers`); `own` replaces all, as it
+        is. `runner` is the one that the config names, or another instead."""
         runner = runner or make_runner(config)
         if own is not None:
             return cls(
                 runner,
                 dict.fromkeys(sources, _as_configured(counted(within(own, config.timeout), runner.stats), config)),
             )
-        named = {source: spec_for(source, config.scorers, known) for source in sources}
+        named = {source: spec_for(source, config.scorers, task_scorers) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
             raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
@@ -67,32 +66,38 @@ class Scoring:
         if idle:
             hint = unknown("scorer", min(idle), named.values())
             raise ConfigError(f"scoring.options: no data source has the {hint}")
-        made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
-        return cls(runner, {source: _as_configured(made[name], config) for source, name in named.items()})
+        scorers = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
+        return cls(runner, {source: _as_configured(scorers[name], config) for source, name in named.items()})
 
-    def scorer_for(self, source: str, config: ScoringConfig, *, known: Mapping[str, str] | None = None) -> Scorer:
+    def scorer_for(
+        self, source: str, config: ScoringConfig, *, task_scorers: Mapping[str, str] | None = None
+    ) -> Scorer:
         """That of a data source which may be new: rows that another trainer brings are not known beforehand."""
         if source not in self.scorers:
-            name = spec_for(source, config.scorers, known)
-            made = self.runner.scorer(ScorerSpec(name, _options(config, name)))
-            self.scorers[source] = _as_configured(made, config)
+            name = spec_for(source, config.scorers, task_scorers)
+            scorer = self.runner.scorer(ScorerSpec(name, _options(config, name)))
+            self.scorers[source] = _as_configured(scorer, config)
         return self.scorers[source]
 
     @staticmethod
-    def check(config: ScoringConfig, samples: Sequence[Sample], *, known: Mapping[str, str] | None = None) -> None:
+    def check(
+        config: ScoringConfig, samples: Sequence[Sample], *, task_scorers: Mapping[str, str] | None = None
+    ) -> None:
         """DataError for a sample without the ground truth that its scorer needs."""
         for source in sorted({sample.data_source for sample in samples}):
-            name = spec_for(source, config.scorers, known)
+            name = spec_for(source, config.scorers, task_scorers)
             spec = ScorerSpec(name, _options(config, name))
             check_truths(spec, (sample for sample in samples if sample.data_source == source))
 
     def metrics(self) -> dict[str, float]:
         """What scoring went through since this was last asked, the judges' requests included."""
+        from turnwise.scoring.judge.judge import take_metrics  # here: most runs have no judge
+
         return self.runner.stats.take() | take_metrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Between start and stop."""
+        """Starts the runner for the block, and ends it and what scorers opened after it."""
         try:
             await self.runner.start()
             yield
@@ -105,7 +110,10 @@ class Scoring:
 
 def _options(config: ScoringConfig, name: str) -> dict[str, Any]:
     return {
-        key: value for given, found in config.options.items() if _means(given, name) for key, value in found.items()
+        key: value
+        for pattern, options in config.options.items()
+        if _means(pattern, name)
+        for key, value in options.items()
     }
 
 
@@ -115,7 +123,7 @@ def _means(key: str, scorer: str) -> bool:
 
 
 def make_runner(config: ScoringConfig) -> Runner:
-    """The runner the config names."""
+    """The runner that `scoring.run` of the config names."""
     make: Callable[[ScoringConfig], Runner] = import_module(f"turnwise.scoring.runners.{config.run.value}").make
     return make(config)
 
@@ -132,10 +140,10 @@ def _with_agent_errors(scorer: Scorer, reward: float | None) -> Scorer:
     name = name_of(scorer)
 
     async def score(trajectory: Trajectory) -> Score:
-        said = await evaluate(scorer, trajectory)
+        result = await evaluate(scorer, trajectory)
         if trajectory.stop_reason is not StopReason.AGENT_ERROR:
-            return said
-        return Score(reward, dict.fromkeys(said.parts, 0.0), remarks=said.remarks)
+            return result
+        return Score(reward, dict.fromkeys(result.parts, 0.0), remarks=result.remarks)
 
     score.__qualname__ = name
     return score
@@ -151,12 +159,70 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
     name = name_of(scorer)
 
     async def weigh(trajectory: Trajectory) -> Score:
-        found = await evaluate(scorer, trajectory)
+        result = await evaluate(scorer, trajectory)
         for part in weights:
-            if part not in found.parts:
-                raise ConfigError(f"scoring.weights, scorer {name}: {unknown('part', part, found.parts)}")
-        reward = sum(weights.get(part, 1.0) * value for part, value in found.parts.items())
-        return Score(reward, found.parts, found.turns, found.remarks)
+            if part not in result.parts:
+                raise ConfigError(f"scoring.weights, scorer {name}: {unknown('part', part, result.parts)}")
+        reward = sum(weights.get(part, 1.0) * value for part, value in result.parts.items())
+        return Score(reward, result.parts, result.turns, result.remarks)
 
     weigh.__qualname__ = name
     return weigh
+
+
+_NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+_SEARCH = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+KNOWN = {
+    **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
+    **{f"numina_{name}": "math" for name in _NUMINA},
+    **{f"searchR1_{name}": "search_qa" for name in _SEARCH},
+}
+"""The scorer of data sources that neither `scoring.scorers` nor a task covers; extensions bring more (`sources`)."""
+
+
+def spec_for(data_source: str, scorers: Mapping[str, str], of_tasks: Mapping[str, str] | None = None) -> str:
+    """The scorer's name for a data source: its own entry, then "default", then its task's or the known one."""
+    public = KNOWN | named("sources", KNOWN)
+    by_source = public | dict(of_tasks or {})
+    for table, key in ((scorers, data_source), (scorers, "default"), (by_source, data_source)):
+        if key in table:
+            return table[key]
+    for family, name in public.items():
+        if family.endswith("*") and data_source.startswith(family[:-1]):
+            return name
+    hint = unknown("data source", data_source[:80], [*scorers, *by_source])
+    raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
+
+
+READERS = {
+    "gsm8k": "turnwise.scoring.rules.gsm8k:truth_number",
+    "gsm8k_strict": "turnwise.scoring.rules.gsm8k:truth_text",
+    "gsm8k_flexible": "turnwise.scoring.rules.gsm8k:truth_text",
+    "exact_match": "turnwise.scoring.rules.text_match:text_of",
+    "text_match": "turnwise.scoring.rules.text_match:texts_of",
+    "search_qa": "turnwise.scoring.rules.text_match:texts_of",
+    "math": "turnwise.scoring.rules.math_boxed:golds_of",
+    "judge": "turnwise.scoring.judge.scorer:reference_of",
+}
+"""What reads a sample's ground truth for a scorer; extensions name theirs in the table (`truths`)."""
+
+
+def check_truths(spec: ScorerSpec, samples: Iterable[Sample]) -> None:
+    """DataError for the first sample whose ground truth this scorer could not read."""
+    spec = _comparing(spec)
+    reader = {**READERS, **named("truths", READERS)}.get(spec.name)
+    if reader is None or (spec.name == "judge" and spec.options.get("rubric") is not None):
+        return
+    read: Any = load(reader, "scorer")
+    for sample in samples:
+        try:
+            read(sample)
+        except DataError as error:
+            raise DataError(f"scorer {spec.name}: {error}") from error
+
+
+def _comparing(spec: ScorerSpec) -> ScorerSpec:
+    """The scorer that says whether an answer is right."""
+    while spec.name == "tapo":
+        spec = ScorerSpec(spec.options.get("accuracy", "exact_match"), spec.options.get("accuracy_options") or {})
+    return spec

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from turnwise.concurrency import each
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
-from turnwise.plugins import load
-from turnwise.scoring.judge.judge import Judge as LlmJudge
+from turnwise.scoring.judge.judge import LlmJudge
 from turnwise.scoring.judge.prompts import full_trace, images_of, question_of
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.loop_resources import loop_resource
-from turnwise.scoring.tool_misuse import Box, images_in, read_box
+from turnwise.scoring.rules.tool_misuse import Box, images_in, read_box
+from turnwise.system.concurrency import each
+from turnwise.system.plugins import load
 from turnwise.types import Image, Role, Sample, Trajectory, Turn
 
 EVIDENCE_RUBRIC = """\
@@ -71,14 +71,14 @@ def by_evidence(judge: Judge, *, show_images: bool = True) -> TurnScorer:
     """One verdict per turn, from the question and that turn's tool output; nothing the policy wrote is shown."""
 
     async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
-        asked, takes = question_of(trajectory.sample), _takes(judge) if show_images else ()
+        question, takes = question_of(trajectory.sample), _takes(judge) if show_images else ()
 
         async def one(turn: Turn) -> Verdict:
-            shown = _shown(takes, trajectory.sample, [turn])
-            return _graded(await judge.verdict(asked, evidence(turn), EVIDENCE_RUBRIC, **shown))
+            images = _shown(takes, trajectory.sample, [turn])
+            return _graded(await judge.verdict(question, evidence(turn), EVIDENCE_RUBRIC, **images))
 
-        found = await each(one, turns, AT_ONCE)
-        return {turn.index: verdict for turn, verdict in zip(turns, found, strict=True)}
+        verdicts = await each(one, turns, AT_ONCE)
+        return {turn.index: verdict for turn, verdict in zip(turns, verdicts, strict=True)}
 
     return turn_scores
 
@@ -89,10 +89,10 @@ def by_trace(judge: Judge, *, show_images: bool = True) -> TurnScorer:
     async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
         if not turns:
             return {}
-        shown = _shown(_takes(judge) if show_images else (), trajectory.sample, trajectory.turns)
-        asked = question_of(trajectory.sample)
-        found = _graded(await judge.verdict(asked, trace(trajectory), TRACE_RUBRIC, **shown))
-        return {turn.index: found for turn in turns}
+        images = _shown(_takes(judge) if show_images else (), trajectory.sample, trajectory.turns)
+        question = question_of(trajectory.sample)
+        verdict = _graded(await judge.verdict(question, trace(trajectory), TRACE_RUBRIC, **images))
+        return {turn.index: verdict for turn in turns}
 
     return turn_scores
 
@@ -100,25 +100,25 @@ def by_trace(judge: Judge, *, show_images: bool = True) -> TurnScorer:
 def _takes(judge: Judge) -> tuple[str, ...]:
     """Which images a judge's `verdict` has a parameter for."""
     parameters = inspect.signature(judge.verdict).parameters
-    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return tuple(name for name in ("question_images", "images") if any_name or name in parameters)
 
 
 def _shown(takes: tuple[str, ...], sample: Sample, turns: list[Turn]) -> dict[str, tuple[Image, ...]]:
-    found = {"question_images": images_of(sample)} if "question_images" in takes else {}
-    return found | ({"images": tuple(drawn(turns))} if "images" in takes else {})
+    images = {"question_images": images_of(sample)} if "question_images" in takes else {}
+    return images | ({"images": tuple(drawn(turns))} if "images" in takes else {})
 
 
 async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
     """The tools' own scores: the mean over a turn's calls."""
-    found: dict[int, Verdict] = {}
+    verdicts: dict[int, Verdict] = {}
     for turn in turns:
         scores = [record.score for record in turn.calls if record.score is not None]
         if not scores:
             names = ", ".join(sorted({record.call.name for record in turn.calls}))
             raise ConfigError(f"judge=tool: the calls of {names} carry no score; name a judge that reads their output")
-        found[turn.index] = Verdict(min(1.0, max(0.0, sum(scores) / len(scores))))
-    return found
+        verdicts[turn.index] = Verdict(min(1.0, max(0.0, sum(scores) / len(scores))))
+    return verdicts
 
 
 async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
@@ -135,7 +135,7 @@ def box_grades(sample: Sample, turns: Iterable[Turn]) -> dict[int, float]:
     host made, or has compared with the pixels.
     """
     unseen = _targets(sample)
-    found: dict[int, float] = {}
+    by_turn: dict[int, float] = {}
     for turn in turns:
         best = 0.0
         for image in [image for record in turn.calls for image in images_in(record)]:
@@ -145,15 +145,15 @@ def box_grades(sample: Sample, turns: Iterable[Turn]) -> dict[int, float]:
             grades = {target: _seen(target, box, scale) for target in unseen}
             best = max(best, 0.25, *grades.values())
             unseen = [target for target, grade in grades.items() if grade < 1.0]
-        found[turn.index] = best
-    return found
+        by_turn[turn.index] = best
+    return by_turn
 
 
 def _targets(sample: Sample) -> list[Box]:
     truth = sample.ground_truth
     holder = truth if isinstance(truth, Mapping) and "target_boxes" in truth else sample.info.get("extra_info", {})
-    given = holder.get("target_boxes")
-    boxes = [read_box(entry) for entry in given] if isinstance(given, list) else [None]
+    entries = holder.get("target_boxes")
+    boxes = [read_box(entry) for entry in entries] if isinstance(entries, list) else [None]
     targets = [box for box in boxes if box is not None and box[0] < box[2] and box[1] < box[3]]
     if len(targets) < len(boxes):
         raise DataError(f"sample {sample.id!r}: judge=boxes needs target_boxes, each [left, upper, right, lower]")
@@ -164,7 +164,11 @@ def _scale(image: Mapping[str, Any]) -> tuple[float, float] | None:
     """(per pixel of width, per pixel of height): how high a thing of the source is shown. An image that was turned by a
     quarter shows widths upright. None where the image does not say how it lies in its source."""
     box, size, matrix = read_box(image.get("box")), image.get("size"), image.get("matrix")
-    if isinstance(matrix, list | tuple) and len(matrix) == 6 and all(isinstance(one, int | float) for one in matrix):
+    if (
+        isinstance(matrix, list | tuple)
+        and len(matrix) == 6
+        and all(isinstance(number, int | float) for number in matrix)
+    ):
         a, b, _, d, e, _ = map(float, matrix)
         area = a * e - b * d
         return (abs(d / area), abs(a / area)) if area and math.isfinite(area) else None
@@ -224,14 +228,14 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
                 raise ScoringFailed(f"the image {moved[0]} of turn {turn.index} is with its run and cannot be shown")
 
 
-def _graded(found: object) -> Verdict:
-    value = found.value if isinstance(found, Verdict) else found
+def _graded(answer: object) -> Verdict:
+    value = answer.value if isinstance(answer, Verdict) else answer
     if not isinstance(value, numbers.Real):
-        raise PluginError(f"the judge returned {reprlib.repr(found)}, which is no grade from 0 to 1")
+        raise PluginError(f"the judge returned {reprlib.repr(answer)}, which is no grade from 0 to 1")
     grade = float(value)
     if not 0.0 <= grade <= 1.0:  # nan too
         raise ScoringFailed(f"the judge gave {grade!r}, which is not a grade from 0 to 1")
-    return replace(found, value=grade) if isinstance(found, Verdict) else Verdict(grade)
+    return replace(answer, value=grade) if isinstance(answer, Verdict) else Verdict(grade)
 
 
 # --- judges by name -----------------------------------------------------------------------------------------------
@@ -288,17 +292,17 @@ def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_image
     return chosen(own, show_images=show_images)
 
 
-def _as_judge(found: Any, spec: str, options: Mapping[str, Any]) -> Judge:
-    if isinstance(found, type) or not hasattr(found, "verdict"):
-        if not callable(found):
-            raise PluginError(f"judge {spec}: {type(found).__name__} has no verdict(question, evidence, rubric)")
+def _as_judge(candidate: Any, spec: str, options: Mapping[str, Any]) -> Judge:
+    if isinstance(candidate, type) or not hasattr(candidate, "verdict"):
+        if not callable(candidate):
+            raise PluginError(f"judge {spec}: {type(candidate).__name__} has no verdict(question, evidence, rubric)")
         try:
-            found = found(**options)
+            candidate = candidate(**options)
         except TypeError as error:
             raise ConfigError(f"judge {spec} cannot be made with {dict(options)}: {error}") from error
     elif options:
         raise ConfigError(f"judge {spec} is ready made and takes no judge_options")
-    if not hasattr(found, "verdict"):
-        raise PluginError(f"judge {spec}: {type(found).__name__} has no verdict(question, evidence, rubric)")
-    judge: Judge = found
+    if not hasattr(candidate, "verdict"):
+        raise PluginError(f"judge {spec}: {type(candidate).__name__} has no verdict(question, evidence, rubric)")
+    judge: Judge = candidate
     return judge

@@ -29,7 +29,7 @@ class Checkpoint(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class NewestCheckpoint(Generic[T]):
     """The newest checkpoint that is whole, and what was wrong with newer ones."""
 
     checkpoint: Checkpoint[T] | None
@@ -105,7 +105,7 @@ class UnfinishedCheckpoint:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def refused(self, error: OSError) -> StorageError:
-        """What a person reads."""
+        """The error that tells a person why the checkpoint cannot be written."""
         return StorageError(f"cannot write the checkpoint {self.final}: {error.strerror or error}")
 
 
@@ -116,7 +116,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def find_checkpoint(run: RunDir, read: Callable[[Path], T]) -> Found[T]:
+def find_checkpoint(run: RunDir, read: Callable[[Path], T]) -> NewestCheckpoint[T]:
     """The newest whole checkpoint of a run; damaged ones are passed over with their reason.
 
     `read` gives what its user needs of it, and a StorageError for one that cannot be used.
@@ -126,17 +126,17 @@ def find_checkpoint(run: RunDir, read: Callable[[Path], T]) -> Found[T]:
         problem = _problem(folder)
         if problem is None:
             try:
-                return Found(Checkpoint(folder, read(folder)), passed_over)
+                return NewestCheckpoint(Checkpoint(folder, read(folder)), passed_over)
             except StorageError as error:
                 problem = str(error)
         passed_over.append(f"{folder.name}: {problem}")
-    return Found(None, passed_over)
+    return NewestCheckpoint(None, passed_over)
 
 
 def _all(run: RunDir) -> list[Path]:
     """Checkpoint folders, newest first; one that was being replaced comes after its replacement."""
-    found = (run.path / "checkpoints").glob("step_*")
-    return sorted(found, key=lambda path: (path.name.removesuffix(_BEFORE), path.suffix != _BEFORE), reverse=True)
+    folders = (run.path / "checkpoints").glob("step_*")
+    return sorted(folders, key=lambda path: (path.name.removesuffix(_BEFORE), path.suffix != _BEFORE), reverse=True)
 
 
 def _problem(folder: Path) -> str | None:

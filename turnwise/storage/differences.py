@@ -17,8 +17,8 @@ CONTEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The first token that is another one: `Place(segment=0, token=57, turn=1)`."""
+class TokenPosition:
+    """The first token that is another one: `TokenPosition(segment=0, token=57, turn=1)`."""
 
     segment: int
     token: int
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnText:
     """What was said in one turn by somebody, before and after; None where it was not said at all."""
 
     turn: int
@@ -44,11 +44,11 @@ class Said:
 class Differences:
     """How a second recording differs from a first."""
 
-    parted: Place | None
+    parted: TokenPosition | None
     """None when all tokens are the same."""
     logprob_gap: float
     """The largest, over the policy's tokens before they part."""
-    said: tuple[Said, ...]
+    said: tuple[TurnText, ...]
     rewards: tuple[float | None, float | None]
     stop_reasons: tuple[str, str]
 
@@ -59,28 +59,28 @@ class Differences:
 
     def as_json(self) -> dict[str, Any]:
         """For a file and for the board."""
-        said = [asdict(one) | {"same": one.same} for one in self.said]
-        return asdict(self) | {"said": said, "same_tokens": self.same_tokens}
+        texts = [asdict(entry) | {"same": entry.same} for entry in self.said]
+        return asdict(self) | {"said": texts, "same_tokens": self.same_tokens}
 
 
 def differences(before: Trajectory, after: Trajectory) -> Differences:
     """What differs, turn by turn and token by token."""
     parted, gap = _parted(before, after)
-    said: list[Said] = []
+    texts: list[TurnText] = []
     for number in range(max(len(before.turns), len(after.turns))):
         old, new = (side.turns[number] if number < len(side.turns) else None for side in (before, after))
-        said.extend(_said(number, old, new))
+        texts.extend(_said(number, old, new))
     return Differences(
-        parted, gap, tuple(said), (before.reward, after.reward), (before.stop_reason.value, after.stop_reason.value)
+        parted, gap, tuple(texts), (before.reward, after.reward), (before.stop_reason.value, after.stop_reason.value)
     )
 
 
-def _parted(before: Trajectory, after: Trajectory) -> tuple[Place | None, float]:
+def _parted(before: Trajectory, after: Trajectory) -> tuple[TokenPosition | None, float]:
     gap = 0.0
     for number in range(max(len(before.segments), len(after.segments))):
         if number >= min(len(before.segments), len(after.segments)):
             ledger = (before.segments + after.segments)[-1] if number else None
-            return Place(number, 0, int(ledger.turns[0]) if ledger is not None and len(ledger) else 0), gap
+            return TokenPosition(number, 0, int(ledger.turns[0]) if ledger is not None and len(ledger) else 0), gap
         old, new = before.segments[number], after.segments[number]
         common = min(len(old), len(new))
         unequal = np.flatnonzero(old.token_ids[:common] != new.token_ids[:common])
@@ -89,37 +89,37 @@ def _parted(before: Trajectory, after: Trajectory) -> tuple[Place | None, float]
             gap = max(gap, float(np.max(np.abs(old.logprobs[:end] - new.logprobs[:end]))))
         if len(unequal) or len(old) != len(new):
             longer = new if len(new) > end else old
-            return Place(number, end, int(longer.turns[end])), gap
+            return TokenPosition(number, end, int(longer.turns[end])), gap
     return None, gap
 
 
-def _said(number: int, old: Turn | None, new: Turn | None) -> Iterator[Said]:
+def _said(number: int, old: Turn | None, new: Turn | None) -> Iterator[TurnText]:
     texts = [turn.message.text if turn is not None else None for turn in (old, new)]
-    yield Said(number, Role.ASSISTANT.value, *texts)
+    yield TurnText(number, Role.ASSISTANT.value, *texts)
     replies: list[Sequence[Message]] = [turn.replies if turn is not None else () for turn in (old, new)]
     for at in range(max(map(len, replies))):
         sides = [side[at] if at < len(side) else None for side in replies]
         who = next(side.role.value for side in sides if side is not None)
-        yield Said(number, who, *(side.text if side is not None else None for side in sides))
+        yield TurnText(number, who, *(side.text if side is not None else None for side in sides))
 
 
-def shown(found: Differences) -> Group:
+def shown(result: Differences) -> Group:
     """The differences for a terminal; nothing of a text can move its cursor."""
     lines: list[Styled] = []
-    if found.parted is None:
+    if result.parted is None:
         lines.append(
-            Styled(f"the same tokens; log-probs differ by at most {found.logprob_gap:.2g}", style="bold green")
+            Styled(f"the same tokens; log-probs differ by at most {result.logprob_gap:.2g}", style="bold green")
         )
     else:
-        place = found.parted
-        where = f"segment {place.segment}, token {place.token}, turn {place.turn}"
+        parted = result.parted
+        where = f"segment {parted.segment}, token {parted.token}, turn {parted.turn}"
         lines.append(Styled(f"the tokens part at {where}", style="bold yellow"))
-    for one in found.said:
-        if one.same:
+    for entry in result.said:
+        if entry.same:
             continue
-        lines.append(Styled(f"\nturn {one.turn}, {one.who}", style="bold"))
-        lines += _diff((one.before or "").splitlines(), (one.after or "").splitlines())
-    for name, (old, new) in (("reward", found.rewards), ("ended", found.stop_reasons)):
+        lines.append(Styled(f"\nturn {entry.turn}, {entry.who}", style="bold"))
+        lines += _diff((entry.before or "").splitlines(), (entry.after or "").splitlines())
+    for name, (old, new) in (("reward", result.rewards), ("ended", result.stop_reasons)):
         lines.append(Styled(f"\n{name}: {_word(old)}" + ("" if old == new else f" -> {_word(new)}"), style="bold"))
     return Group(*lines)
 

@@ -53,7 +53,7 @@ class FileTail:
             return replaced, []
 
     def read(self, lines: Sequence[Line]) -> Iterator[bytes]:
-        """The bytes of these lines."""
+        """Reads the bytes of these lines from the file, one after the other."""
         if not lines:
             return
         with self.path.open("rb") as file:
@@ -68,21 +68,21 @@ class FileTail:
         return tail == self._tail and os.pread(descriptor, len(self._head), 0) == self._head
 
     def _find(self, chunks: Iterator[bytes]) -> list[Line]:
-        found = []
-        start = place = self._end
+        lines = []
+        start = position = self._end
         recent = self._tail
         for chunk in chunks:
             at = 0
             while (newline := chunk.find(b"\n", at)) >= 0:
-                end = place + newline + 1
+                end = position + newline + 1
                 if end - start > 1:
-                    found.append(Line(start, end - start))
+                    lines.append(Line(start, end - start))
                 start, at = end, newline + 1
             if at:
                 self._end, self._tail = start, (recent + chunk[:at])[-_TAIL:]
             recent = (recent + chunk)[-_TAIL:]
-            place += len(chunk)
-        return found
+            position += len(chunk)
+        return lines
 
 
 def end_of_text(path: Path, size: int) -> str:

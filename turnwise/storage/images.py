@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import DataError, StorageError
-from turnwise.files import replacing
-from turnwise.image_bytes import ENDINGS, data_url
-from turnwise.image_sources import is_file_name, kept_name, read_image
-from turnwise.media import Media, digest_of
+from turnwise.ledger import Media
 from turnwise.storage.json_text import parse
 from turnwise.storage.kept_images import (
     FOLDER,
@@ -24,6 +21,9 @@ from turnwise.storage.kept_images import (
     with_sources,
 )
 from turnwise.storage.run_dir import RunDir
+from turnwise.system.files import replacing
+from turnwise.system.image_bytes import ENDINGS, data_url, digest_of
+from turnwise.system.image_sources import is_file_name, kept_name, read_image
 from turnwise.types import Image, Sample, Trajectory
 
 IMAGES = f"{FOLDER}/index.jsonl"
@@ -135,10 +135,10 @@ def prepare_again(folder: Path, trajectories: Iterable[Trajectory], prepare: Cal
         content = next((content for content in copies if content is not None), None)
         if content is None or digest_of(content) != media.digest:
             raise StorageError(f"{folder}: the image images/{media.digest} of an episode is gone or damaged")
-        found = prepare(content)
-        if found.digest != media.digest:
+        prepared = prepare(content)
+        if prepared.digest != media.digest:
             raise ValueError("it is made smaller, by another chat.max_pixels")
-        return found
+        return prepared
 
     for ledger in [ledger for trajectory in trajectories for ledger in trajectory.segments if ledger.media]:
         try:
@@ -166,15 +166,15 @@ def _known(run: RunDir) -> dict[str, str]:
     """The copy of each source; a line that makes no sense only means that a picture is kept again."""
     if not (run.path / IMAGES).is_file():
         return {}
-    found = {}
+    copies = {}
     for line in run.read_text(IMAGES).split("\n"):
         try:
             entry = parse(line) if line else None
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("source"), str) and isinstance(entry.get("file"), str):
-            found[entry["source"]] = entry["file"]
-    return found
+            copies[entry["source"]] = entry["file"]
+    return copies
 
 
 _KIND = re.compile(r"data:image/([a-z0-9.+-]{1,20})[;,]", re.ASCII | re.IGNORECASE)
@@ -190,19 +190,19 @@ def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
     """
     own = _under(_under(kwargs, "create_kwargs"), "image")
     named = _under(sample.info.get("extra_info"), "image_file_name")
-    given = [named] if isinstance(named, str) else named
+    names = [named] if isinstance(named, str) else named
     if own is None:
         images = list(sample.images)
-        given = sample.info.get(NAMES) or given
+        names = sample.info.get(NAMES) or names
     else:
-        images = [Image(_source(one)) for one in (own if isinstance(own, list) else [own])]
-    found: dict[str, Image] = {}
+        images = [Image(_source(value)) for value in (own if isinstance(own, list) else [own])]
+    images_by_name: dict[str, Image] = {}
     for number, image in enumerate(images):
         name = session_name(image, number, "image" if own is None else "canvas")
-        if image.source.startswith("data:") and isinstance(given, list) and number < len(given):
-            name = given[number] if is_file_name(given[number]) else name
-        found[f"{number}_{name}" if name in found else name] = image
-    return found
+        if image.source.startswith("data:") and isinstance(names, list) and number < len(names):
+            name = names[number] if is_file_name(names[number]) else name
+        images_by_name[f"{number}_{name}" if name in images_by_name else name] = image
+    return images_by_name
 
 
 def _under(value: Any, key: str) -> Any:
@@ -219,13 +219,13 @@ def session_name(image: Image, number: int, stem: str = "image") -> str:
 
 
 def _source(own: Any) -> str:
-    """A path, a data URL, bytes, or one of them as {"image": ...}, as verl's rows have it."""
+    """A path, a data URL, bytes, or one of them as {"image": ...}."""
     if isinstance(own, dict):
         own = own.get("bytes") or own.get("image", own.get("path"))
-    found = data_url(own) if isinstance(own, bytes) else own
-    if not isinstance(found, str):
+    source = data_url(own) if isinstance(own, bytes) else own
+    if not isinstance(source, str):
         raise DataError("create_kwargs.image is a path, a data URL or the bytes of an image, or a list of them")
-    return found.removeprefix("file://")
+    return source.removeprefix("file://")
 
 
 def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
@@ -242,14 +242,14 @@ def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
 
 
 def _drawn(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
-    return (one for one in _noted(trajectories) if str(one.get("data", "")).startswith("data:image/"))
+    return (image for image in _noted(trajectories) if str(image.get("data", "")).startswith("data:image/"))
 
 
 def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     for trajectory in trajectories:
         for call in trajectory.every_call:
             pictures = call.info.get("images")
-            yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
+            yield from (image for image in pictures if isinstance(image, dict)) if isinstance(pictures, list) else ()
 
 
 def _content(source: str) -> bytes | None:

@@ -90,7 +90,7 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """How many trajectories."""
+        """The number of trajectories in the shard."""
         return len(self.columns["sample_id"])
 
 
@@ -117,10 +117,10 @@ def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:
 def parse_line(line: str | bytes) -> Shard:
     """A line of the index; StorageError for one that this code did not write."""
     try:
-        found = parse(line)
-        columns = {name: found["columns"][name] for name in COLUMNS}
-        tools = {name: ToolUse(**use) for name, use in found["tools"].items()}
-        shard = Shard(str(found["file"]), columns, tools)
+        record = parse(line)
+        columns = {name: record["columns"][name] for name in COLUMNS}
+        tools = {name: ToolUse(**use) for name, use in record["tools"].items()}
+        shard = Shard(str(record["file"]), columns, tools)
         sizes = {name: len(values) for name, values in columns.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"a line of {INDEX} is damaged: {error}") from error
@@ -134,7 +134,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
     sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
     behaviour = tool_behaviour(trajectory)
     failed = sum(call.status.failed for call in calls)
-    asked = [message.text for message in sample.prompt if message.role is Role.USER]
+    questions = [message.text for message in sample.prompt if message.role is Role.USER]
     check = trajectory.render_check
     return Entry(
         sample_id=sample.id,
@@ -170,7 +170,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         policy_version=min((turn.policy_version for turn in trajectory.every_turn), default=0),
         gap=_gap(trajectory.segments),
         entropy=_mean_entropy(trajectory.segments),
-        question=_excerpt(asked[-1] if asked else ""),
+        question=_excerpt(questions[-1] if questions else ""),
         answer=_excerpt(turns[-1].message.visible if turns else ""),
     )
 
@@ -184,10 +184,10 @@ def _tools(trajectories: Iterable[Trajectory]) -> dict[str, ToolUse]:
 
 
 def _tool_use(calls: list[tuple[CallStatus, float]]) -> ToolUse:
-    taken = sorted(seconds for _, seconds in calls)
+    durations = sorted(seconds for _, seconds in calls)
     statuses = Counter(status.value for status, _ in calls)
-    median, ninth = (taken[math.ceil(share * len(taken)) - 1] for share in (0.5, 0.9))
-    return ToolUse(len(calls), dict(sorted(statuses.items())), median, ninth, taken[-1], sum(taken))
+    median, ninth = (durations[math.ceil(share * len(durations)) - 1] for share in (0.5, 0.9))
+    return ToolUse(len(calls), dict(sorted(statuses.items())), median, ninth, durations[-1], sum(durations))
 
 
 def _mean_entropy(segments: Iterable[Ledger]) -> float | None:
@@ -214,8 +214,8 @@ def _gap(segments: Iterable[Ledger]) -> float | None:
 def _mean(arrays: Sequence[NDArray[Any]]) -> float | None:
     """Of the finite numbers; None when there is none."""
     values = np.concatenate(arrays) if arrays else np.empty(0)
-    known = values[np.isfinite(values)]
-    return float(known.mean(dtype=np.float64)) if len(known) else None
+    finite = values[np.isfinite(values)]
+    return float(finite.mean(dtype=np.float64)) if len(finite) else None
 
 
 def _finite(value: float | None) -> float | None:

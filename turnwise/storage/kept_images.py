@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.image_bytes import ENDINGS, data_url, file_ending, media_type
-from turnwise.image_sources import kept_name, unread
-from turnwise.media import digest_of
 from turnwise.storage.run_dir import ABANDONED, CONFIG, RESCORED
+from turnwise.system.image_bytes import ENDINGS, data_url, digest_of, file_ending, media_type
+from turnwise.system.image_sources import kept_name, unread
 from turnwise.types import Image, Message, Part, Sample, Trajectory, Turn
 
 FOLDER = "images"
@@ -69,17 +68,17 @@ def from_file(value: str) -> str:
 def inlined(folder: Path) -> Rename:
     """Gives unread copies of the run in this folder as data URLs, each read once; one that is gone or is not what its
     name says stays unread."""
-    known: dict[str, str] = {}
+    cache: dict[str, str] = {}
 
-    def source(given: str) -> str:
-        name = kept_name(given)
+    def source(url: str) -> str:
+        name = kept_name(url)
         if name is None:
-            return given
-        if given not in known:
+            return url
+        if url not in cache:
             content = kept_content(folder, name)
             whole = content is not None and stored_name(content) == name
-            known[given] = (data_url(content) if content is not None and whole else None) or given
-        return known[given]
+            cache[url] = (data_url(content) if content is not None and whole else None) or url
+        return cache[url]
 
     return source
 
@@ -133,21 +132,21 @@ def _sample(sample: Sample, name: Rename) -> Sample:
 
 def _kwargs(tools_kwargs: dict[str, Any], name: Rename) -> dict[str, Any]:
     """With other names for what a row gives a tool to look at: `create_kwargs.image`, one or a list of them."""
-    found = dict(tools_kwargs)
+    result = dict(tools_kwargs)
     for tool, kwargs in tools_kwargs.items():
         created = kwargs.get("create_kwargs") if isinstance(kwargs, dict) else None
         if isinstance(created, dict) and "image" in created:
-            given = created["image"]
-            renamed = [_given(one, name) for one in given] if isinstance(given, list) else _given(given, name)
-            found[tool] = kwargs | {"create_kwargs": created | {"image": renamed}}
-    return found
+            image = created["image"]
+            renamed = [_given(entry, name) for entry in image] if isinstance(image, list) else _given(image, name)
+            result[tool] = kwargs | {"create_kwargs": created | {"image": renamed}}
+    return result
 
 
-def _given(one: Any, name: Rename) -> Any:
+def _given(value: Any, name: Rename) -> Any:
     """A path or a data URL, alone or as {"image": ...}; other values are left as they are."""
-    if isinstance(one, dict):
-        return one | {key: name(one[key]) for key in ("image", "path") if isinstance(one.get(key), str)}
-    return name(one) if isinstance(one, str) else one
+    if isinstance(value, dict):
+        return value | {key: name(value[key]) for key in ("image", "path") if isinstance(value.get(key), str)}
+    return name(value) if isinstance(value, str) else value
 
 
 def _messages(messages: Sequence[Message], name: Rename) -> list[Message]:
@@ -158,7 +157,9 @@ def _messages(messages: Sequence[Message], name: Rename) -> list[Message]:
 
 
 def _message(message: Message, parts: Sequence[Part], name: Rename) -> Message:
-    return replace(message, content=tuple(Image(name(one.source)) if isinstance(one, Image) else one for one in parts))
+    return replace(
+        message, content=tuple(Image(name(part.source)) if isinstance(part, Image) else part for part in parts)
+    )
 
 
 def _turns(turns: Sequence[Turn], name: Rename) -> list[Turn]:

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from turnwise.errors import StorageError
-from turnwise.ledger import NO_VERSION, TOKEN_TRAINING, Ledger, Origin, TokenTrainingData
-from turnwise.media import MediaSpan, recorded
+from turnwise.ledger import NO_VERSION, TOKEN_TRAINING, Ledger, MediaSpan, Origin, TokenTrainingData
+from turnwise.system.image_bytes import recorded
 from turnwise.types import Turn
 
 _TRAINING = pa.struct([(name, pa.list_(pa.float32())) for name in TOKEN_TRAINING])
@@ -35,7 +35,7 @@ def _older(training: str) -> Any:
     return pa.struct([*columns, ("logprobs", pa.list_(pa.float64())), (training, _TRAINING)])
 
 
-LEDGERS = {"6": LEDGER, "5": LEDGER, "4": _older("training"), "3": _older("learned")}
+LEDGERS = {"7": LEDGER, "6": LEDGER, "5": LEDGER, "4": _older("training"), "3": _older("learned")}
 """A ledger of every format that is read."""
 
 Lists = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]
@@ -60,7 +60,7 @@ def _training_array(ledgers: Sequence[Ledger]) -> Any:
         arrays = [None if ledger.training is None else getattr(ledger.training, name) for ledger in ledgers]
         lengths = [0 if array is None else len(array) for array in arrays]
         missing = np.array([array is None for array in arrays], dtype=bool)
-        columns.append(_list_array(lengths, [one for one in arrays if one is not None], pa.float32(), missing))
+        columns.append(_list_array(lengths, [values for values in arrays if values is not None], pa.float32(), missing))
     without = pa.array([ledger.training is None for ledger in ledgers], type=pa.bool_())
     return pa.StructArray.from_arrays(columns, fields=list(_TRAINING), mask=without)
 
@@ -84,7 +84,7 @@ def read_ledgers(column: Any, turns: Sequence[Sequence[Turn]]) -> list[list[Ledg
     struct = column.flatten()
     *parts, training = struct.flatten()
     lists = {field.name: _lists(part) for field, part in zip(struct.type, parts, strict=False)}
-    found = dict(zip(TOKEN_TRAINING, (_lists(part) for part in training.flatten()), strict=True))
+    training_lists = dict(zip(TOKEN_TRAINING, (_lists(part) for part in training.flatten()), strict=True))
     trained = training.is_valid().to_numpy(zero_copy_only=False)
     if column.null_count or struct.null_count:
         raise ValueError("a trajectory whose ledgers are missing")
@@ -92,14 +92,14 @@ def read_ledgers(column: Any, turns: Sequence[Sequence[Turn]]) -> list[list[Ledg
     return [
         [
             Ledger.of(
-                **_versioned({name: _one(part, number) for name, part in lists.items()}, said),
-                training=TokenTrainingData(**{name: _one(part, number) for name, part in found.items()})
+                **_versioned({name: _one(part, number) for name, part in lists.items()}, row_turns),
+                training=TokenTrainingData(**{name: _one(part, number) for name, part in training_lists.items()})
                 if trained[number]
                 else None,
             )
             for number in range(start, end)
         ]
-        for (start, end), said in zip(pairwise(ends), turns, strict=True)
+        for (start, end), row_turns in zip(pairwise(ends), turns, strict=True)
     ]
 
 
@@ -131,7 +131,7 @@ def _one(lists: Lists, number: int) -> NDArray[Any] | None:
 
 
 def ledger_row(ledger: Ledger) -> dict[str, Any]:
-    """A ledger as JSON has it."""
+    """A ledger as a row of plain lists, for JSON."""
     row: dict[str, Any] = {name: getattr(ledger, name).tolist() for name in _COLUMNS}
     return row | {"training": None if ledger.training is None else dict(_training_lists(ledger.training))}
 
@@ -148,9 +148,18 @@ def ledger_of(row: dict[str, Any]) -> Ledger:
     return Ledger.of(**{name: row[name] for name in _COLUMNS}, training=training)
 
 
-def media_rows(ledgers: Sequence[Ledger]) -> list[list[list[Any]]]:
-    """The images of each ledger: (digest, first token, how many tokens) of each."""
-    return [[[span.media.digest, span.start, len(span.media.token_ids)] for span in ledger.media] for ledger in ledgers]
+MEDIA = pa.struct([("digest", pa.string()), ("start", pa.int32()), ("tokens", pa.int32())])
+"""An image among the tokens of a ledger: its digest, its first token and how many it has."""
+
+
+def media_rows(ledgers: Sequence[Ledger]) -> list[list[dict[str, Any]]]:
+    """The images of each ledger; nothing where no ledger has any."""
+    if not any(ledger.media for ledger in ledgers):
+        return []
+    return [
+        [{"digest": span.media.digest, "start": span.start, "tokens": len(span.media.token_ids)} for span in one.media]
+        for one in ledgers
+    ]
 
 
 def place_in(ledgers: Sequence[Ledger], rows: Any) -> None:
@@ -161,7 +170,7 @@ def place_in(ledgers: Sequence[Ledger], rows: Any) -> None:
         placed = []
         for entry in entries:
             match entry:
-                case [str(digest), int(start), int(length)] if _DIGEST.fullmatch(
+                case {"digest": str(digest), "start": int(start), "tokens": int(length)} if _DIGEST.fullmatch(
                     digest
                 ) and 0 <= start < start + length <= len(ledger):
                     block = ledger.token_ids[start : start + length]
@@ -177,3 +186,10 @@ def check_training(ledger: Ledger) -> None:
         values = getattr(ledger.training, name)
         if values is not None and len(values) != len(ledger):
             raise StorageError(f"{len(values)} training {name} for {len(ledger)} tokens")
+
+
+def origin_counts(segments: Sequence[Ledger]) -> dict[Origin, int]:
+    """Tokens of several ledgers by who wrote them, every origin named."""
+    counts = (np.bincount(ledger.origins, minlength=len(Origin)) for ledger in segments)
+    totals = sum(counts, start=np.zeros(len(Origin), dtype=np.int64))
+    return dict(zip(Origin, totals.tolist(), strict=True))

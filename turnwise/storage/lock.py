@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.errors import StorageError
-from turnwise.files import cannot
+from turnwise.system.files import cannot
 
 LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -32,7 +32,7 @@ class Holder(BaseModel):
 
     @classmethod
     def me(cls, command: str) -> "Holder":
-        """This process, now."""
+        """The holder that stands for this process, from now on."""
         return cls(pid=os.getpid(), host=socket.gethostname(), command=command, since=time.time())
 
     def __str__(self) -> str:

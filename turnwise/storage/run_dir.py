@@ -32,9 +32,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from turnwise.errors import ConfigError, StorageError, nearest
-from turnwise.files import cannot, check_regular, replacing
+from turnwise.system.files import cannot, check_regular, replacing
 
-CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt"
+CONFIG, PLAN, METRICS, LOG, REPLAY = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt", "replay.json"
 TOKENIZER = "tokenizer.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
@@ -100,12 +100,12 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """The name of the run, which is that of its folder."""
         return self.path.name
 
     @property
     def log_path(self) -> Path:
-        """Where the log goes."""
+        """The path of the run's log file."""
         return self.path / LOG
 
     def log(self, text: str) -> None:
@@ -173,7 +173,7 @@ class RunDir:
             raise cannot("read", path, error) from error
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """The records of a JSONL file."""
+        """The records of a JSONL file of the run; StorageError names a damaged line."""
         records = []
         for number, line in enumerate(self.read_text(name).split("\n"), start=1):
             if line.strip():

@@ -44,7 +44,7 @@ class Status:
 
     @classmethod
     def beginning(cls, command: str, steps: int | None = None) -> "Status":
-        """Of this process, now."""
+        """The status of a run that this process starts now."""
         now = time.time()
         return cls(State.RUNNING, command, now, now, os.getpid(), socket.gethostname(), steps=steps)
 
@@ -53,7 +53,7 @@ class Status:
         return replace(self, step=step, updated=time.time())
 
     def ended(self, state: State, reason: str) -> "Status":
-        """The same run, over now."""
+        """The same status of a run that is over now, with the reason."""
         return replace(self, state=state, reason=reason, updated=time.time())
 
 
@@ -70,7 +70,7 @@ class StatusWriter:
         self._status = replace(self._status, steps=steps)
 
     def at(self, step: int) -> None:
-        """The run has come this far."""
+        """Writes that the run has finished this step."""
         self._status = self._status.at(step)
         write_status(self._run, self._status)
 
@@ -100,7 +100,7 @@ def how_it_ended(error: BaseException) -> tuple[State, str]:
 
 
 def write_status(run: RunDir, status: Status) -> None:
-    """Replace status.json."""
+    """Replaces the run's status.json by this status."""
     run.write_json(STATUS, asdict(status) | {"state": status.state.value})
 
 
@@ -109,7 +109,7 @@ def read_status(run: RunDir) -> Status | None:
     if not (run.path / STATUS).is_file():
         return None
     try:
-        found: dict[str, Any] = json.loads(run.read_text(STATUS))
-        return Status(**found | {"state": State(found["state"])})
+        record: dict[str, Any] = json.loads(run.read_text(STATUS))
+        return Status(**record | {"state": State(record["state"])})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StorageError(f"{run.path / STATUS} is damaged: {error}") from error

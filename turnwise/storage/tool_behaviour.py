@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.code_blocks import program
+from turnwise.system.code_blocks import program
 from turnwise.types import CallRecord, CallStatus, Message, Role, Trajectory
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -38,7 +38,7 @@ class ToolBehaviour:
 
 def tool_behaviour(trajectory: Trajectory) -> ToolBehaviour:
     """Everything about a trajectory's calls at once."""
-    asked = _tokens(" ".join(message.text for message in trajectory.sample.prompt))
+    in_prompt = _tokens(" ".join(message.text for message in trajectory.sample.prompt))
     from_tools: set[str] = set()
     evidence = used = False
     for turn in trajectory.turns:
@@ -47,7 +47,7 @@ def tool_behaviour(trajectory: Trajectory) -> ToolBehaviour:
         for reply in turn.replies:
             if reply.role is Role.TOOL and reply.tool_call_id in worked and _says_something(reply):
                 evidence = True
-                from_tools |= _tokens(reply.text) - asked
+                from_tools |= _tokens(reply.text) - in_prompt
     calls = trajectory.calls
     return ToolBehaviour(evidence, used, sum(repeated(calls)), sum(prints_only(call) for call in calls))
 
@@ -57,13 +57,13 @@ def repeated(calls: Iterable[CallRecord]) -> list[bool]:
 
     A call that could not be read may have meant anything, one that was refused was not made: neither counts.
     """
-    seen: set[str] = set()
-    found = []
+    keys: set[str] = set()
+    flags = []
     for record in calls:
         key = _key(record)
-        found.append(key in seen)
-        seen |= {key} if key is not None else set()
-    return found
+        flags.append(key in keys)
+        keys |= {key} if key is not None else set()
+    return flags
 
 
 def prints_only(record: CallRecord) -> bool:
@@ -108,9 +108,9 @@ def _says_something(reply: Message) -> bool:
 
 
 def _tokens(text: str) -> set[str]:
-    found = set(_WORD.findall(text.lower())) if text.isascii() else {word.lower() for word in _WORD.findall(text)}
-    found.update([number.replace(",", "") for number in _NUMBER.findall(text)])
-    return found
+    words = set(_WORD.findall(text.lower())) if text.isascii() else {word.lower() for word in _WORD.findall(text)}
+    words.update([number.replace(",", "") for number in _NUMBER.findall(text)])
+    return words
 
 
 def _key(record: CallRecord) -> str | None:

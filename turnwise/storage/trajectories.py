@@ -12,8 +12,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from turnwise.errors import StorageError
-from turnwise.files import cannot, check_regular, replacing
-from turnwise.ledger import TOKEN_TRAINING, origin_counts
+from turnwise.ledger import TOKEN_TRAINING
 from turnwise.storage.json_values import clean
 from turnwise.storage.kept_images import (
     ALL_INLINE,
@@ -25,19 +24,11 @@ from turnwise.storage.kept_images import (
     run_of,
     with_sources,
 )
-from turnwise.storage.ledger_columns import ledger_array, read_ledgers
-from turnwise.storage.trajectory_rows import (
-    SCHEMA,
-    SCHEMAS,
-    SEGMENTS,
-    VERSION_KEY,
-    Row,
-    branch_messages,
-    check_read,
-    from_words_row,
-    place_media,
-    words_row,
-)
+from turnwise.storage.ledger_columns import ledger_array, origin_counts, place_in, read_ledgers
+from turnwise.storage.older_formats import Row, branch_messages, current
+from turnwise.storage.trajectory_rows import check_read, from_words_row, words_row
+from turnwise.storage.trajectory_schema import SCHEMA, SCHEMAS, SEGMENTS, VERSION_KEY
+from turnwise.system.files import cannot, check_regular, replacing
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 
 BATCH = 64
@@ -83,12 +74,14 @@ def read_trajectories(path: Path, *, unread: bool = False) -> list[Trajectory]:
     """
     with _opened(path) as file:
         source = _sources(path, file, unread)
-        return [one for batch in file.iter_batches(batch_size=BATCH) for one in _trajectories(batch, source)]
+        return [
+            trajectory for batch in file.iter_batches(batch_size=BATCH) for trajectory in _trajectories(batch, source)
+        ]
 
 
 def read_rows(path: Path, rows: Sequence[int], *, unread: bool = False) -> list[Trajectory]:
     """The trajectories at these places of a file, in this order; no others are read. IndexError for a place too far."""
-    found: dict[int, Trajectory] = {}
+    by_row: dict[int, Trajectory] = {}
     with _opened(path) as file:
         source = _sources(path, file, unread)
         if any(not 0 <= row < file.metadata.num_rows for row in rows):
@@ -99,10 +92,10 @@ def read_rows(path: Path, rows: Sequence[int], *, unread: bool = False) -> list[
             here = sorted({row - start for row in rows if start <= row < start + size})
             if here:
                 table = file.read_row_group(group, use_threads=False).take(here).combine_chunks()
-                read = [one for batch in table.to_batches() for one in _trajectories(batch, source)]
-                found |= {start + row: one for row, one in zip(here, read, strict=True)}
+                read = [trajectory for batch in table.to_batches() for trajectory in _trajectories(batch, source)]
+                by_row |= {start + row: trajectory for row, trajectory in zip(here, read, strict=True)}
             start += size
-    return [found[row] for row in rows]
+    return [by_row[row] for row in rows]
 
 
 def read_sources(path: Path) -> set[str]:
@@ -114,13 +107,16 @@ def read_sources(path: Path) -> set[str]:
 
 def read_texts(path: Path) -> list[list[str]]:
     """The texts of every trajectory's messages, its branches' too, for looking something up."""
-    columns = [f"messages.list.element.{name}" for name in ("text", "parts.list.element.value")]
+    texts = ("text", "parts.list.element.value")
+    columns = [f"messages.list.element.{name}" for name in texts]
     with _opened(path) as file:
-        read = file.read(columns=[*columns, "artifacts"], use_threads=False)
-        rows = zip(read.column("messages").to_pylist(), read.column("artifacts").to_pylist(), strict=True)
+        if "branches" in file.schema_arrow.names:
+            columns += [f"branches.list.element.messages.list.element.{name}" for name in texts]
+        else:
+            columns.append("artifacts")
+        rows = file.read(columns=columns, use_threads=False).to_pylist()
         return [
-            [text for message in (*messages, *branch_messages(kept)) for text in _texts(message)]
-            for messages, kept in rows
+            [text for message in (*row["messages"], *branch_messages(row)) for text in _texts(message)] for row in rows
         ]
 
 
@@ -174,25 +170,26 @@ def _sources(path: Path, file: parquet.ParquetFile, unread: bool) -> Rename:
     """What the images that a file speaks of are called in memory."""
     if file.schema_arrow.metadata[VERSION_KEY].decode() in ALL_INLINE:
         return str
-    found = inlined(run_of(path))
-    return from_file if unread else lambda value: found(from_file(value))
+    inline = inlined(run_of(path))
+    return from_file if unread else lambda value: inline(from_file(value))
 
 
 def _trajectories(batch: Any, source: Rename) -> Iterator[Trajectory]:
-    read = [from_words_row(row) for row in batch.drop_columns(["segments"]).to_pylist()]
+    rows = [current(row) for row in batch.drop_columns(["segments"]).to_pylist()]
+    read = [from_words_row(row) for row in rows]
     segments = read_ledgers(batch.column(SEGMENTS), [trajectory.every_turn for trajectory in read])
-    for trajectory, ledgers in zip(read, segments, strict=True):
+    for trajectory, ledgers, row in zip(read, segments, rows, strict=True):
         trajectory.segments = ledgers
-        place_media(trajectory)
+        place_in(ledgers, row["media"])
         check_read(trajectory)
         yield with_sources(trajectory, source)
 
 
 def _check_schema(path: Path, schema: Any) -> None:
-    found = (schema.metadata or {}).get(VERSION_KEY)
-    if found is None:
+    value = (schema.metadata or {}).get(VERSION_KEY)
+    if value is None:
         raise StorageError(f"{path} is not a trajectory file")
-    version = found.decode("utf-8", "replace")
+    version = value.decode("utf-8", "replace")
     if version not in SCHEMAS:
         reads = f"this version reads {min(SCHEMAS)} to {max(SCHEMAS)}"
         older = version.isdecimal() and int(version) < int(min(SCHEMAS))
@@ -228,6 +225,7 @@ def _readable(trajectory: Trajectory) -> Row:
         ],
         "tokens": {origin.name.lower(): count for origin, count in origins.items() if count},
         "seconds": trajectory.seconds,
+        "facts": asdict(trajectory.facts),
         "artifacts": trajectory.artifacts,
     }
 
@@ -279,7 +277,7 @@ def _json_line(entry: Row) -> str:
             line = json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False)
         return line.translate(_LINE_ENDS)
     except RecursionError:
-        kept = {name: entry[name] for name in ("id", "data_source", "step", "sibling", "reward", "stop_reason")}
-        return json.dumps(kept | {"lost": "nested too deeply to write"})
+        short = {name: entry[name] for name in ("id", "data_source", "step", "sibling", "reward", "stop_reason")}
+        return json.dumps(short | {"lost": "nested too deeply to write"})
     except (TypeError, ValueError) as error:
         raise StorageError(f"sample {entry['id']!r} cannot be written as JSON: {error}") from error

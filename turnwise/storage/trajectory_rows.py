@@ -1,26 +1,25 @@
-"""The Arrow schema of a trajectory file, and a Trajectory as one of its rows and back."""
+"""A Trajectory as a row of a trajectory file and back."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import pyarrow as pa
-
 from turnwise.errors import StorageError
 from turnwise.storage.json_values import from_json, to_json
 from turnwise.storage.ledger_columns import (
-    LEDGER,
-    LEDGERS,
     check_training,
     ledger_of,
     ledger_row,
     media_rows,
     place_in,
 )
+from turnwise.storage.older_formats import Row, current
 from turnwise.types import (
     Branch,
     CallRecord,
     CallStatus,
+    EnvironmentRecord,
+    EpisodeFacts,
     FinishReason,
     Image,
     InteractionSpec,
@@ -37,99 +36,8 @@ from turnwise.types import (
     Turn,
 )
 
-VERSION = "6"
-VERSION_KEY = b"turnwise.trajectories"
-
-Row = dict[str, Any]
 Made = dict[int, Row]
 """Rows by the identity of their message or call: turns hold the same objects as the conversation."""
-
-_JSON = pa.string()  # a JSON text: values whose shape only their writer knows
-_REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
-_BRANCHES_KEY = "turnwise:branches"
-_REUSED_KEY = "turnwise:reused_from"
-_MEDIA_KEY = "turnwise:media"
-
-_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
-_PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
-_MESSAGE = pa.struct(
-    [
-        ("role", pa.string()),
-        ("text", pa.string()),  # null when the content comes in parts
-        ("parts", pa.list_(_PART)),
-        ("tool_calls", pa.list_(_CALL)),
-        ("tool_call_id", pa.string()),
-        ("name", pa.string()),
-        ("reasoning", pa.string()),
-        ("answer", pa.string()),
-    ]
-)
-_RECORD = pa.struct(
-    [
-        ("call", _CALL),
-        ("status", pa.string()),
-        ("seconds", pa.float64()),
-        ("truncated", pa.bool_()),
-        ("score", pa.float64()),
-        ("info", _JSON),
-    ]
-)
-_TURN = pa.struct(
-    [
-        ("index", pa.int32()),
-        ("message", _MESSAGE),
-        ("finish_reason", pa.string()),
-        ("policy_version", pa.int64()),
-        ("prompt_tokens", pa.int32()),
-        ("completion_tokens", pa.int32()),
-        ("segment", pa.int32()),
-        ("start", pa.int32()),
-        ("calls", pa.list_(_RECORD)),
-        ("replies", pa.list_(_MESSAGE)),
-        ("user_score", pa.float64()),
-        ("scores", pa.map_(pa.string(), pa.float64())),
-        ("generate_seconds", pa.float64()),
-        ("reply_seconds", pa.float64()),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("data_source", pa.string()),
-        ("step", pa.int64()),
-        ("sibling", pa.int32()),
-        ("stop_reason", pa.string()),
-        ("failure", pa.string()),
-        ("reward", pa.float64()),
-        ("parts", pa.map_(pa.string(), pa.float64())),
-        ("advantage", pa.float64()),
-        ("first_right", pa.bool_()),
-        ("seconds", pa.float64()),
-        ("prompt", pa.list_(_MESSAGE)),
-        ("ground_truth", _JSON),
-        ("agent", pa.string()),
-        ("tools", pa.list_(pa.string())),
-        ("tools_kwargs", _JSON),
-        ("interaction", pa.struct([("name", pa.string()), ("kwargs", _JSON)])),
-        ("images", pa.list_(pa.string())),
-        ("info", _JSON),
-        ("messages", pa.list_(_MESSAGE)),
-        ("turns", pa.list_(_TURN)),
-        ("segments", pa.list_(LEDGER)),
-        ("artifacts", _JSON),
-        (
-            "render_check",
-            pa.struct([("exact", pa.bool_()), ("same_text", pa.bool_()), ("position", pa.int64())]),
-        ),
-    ],
-    metadata={VERSION_KEY: VERSION},
-)
-SEGMENTS = SCHEMA.get_field_index("segments")
-SCHEMAS = {
-    version: SCHEMA.set(SEGMENTS, pa.field("segments", pa.list_(ledger))).with_metadata({VERSION_KEY: version})
-    for version, ledger in LEDGERS.items()
-}
-"""Every format that is read."""
 
 
 def to_row(trajectory: Trajectory) -> Row:
@@ -139,20 +47,11 @@ def to_row(trajectory: Trajectory) -> Row:
 
 def words_row(trajectory: Trajectory) -> Row:
     """All but the tokens of a trajectory as a row of SCHEMA."""
-    sample, check, made = trajectory.sample, trajectory.render_check, Made()
+    sample, check, cache = trajectory.sample, trajectory.render_check, Made()
     spec = sample.interaction
-    beside: Row = {}
-    if trajectory.remarks:
-        beside[_REMARKS_KEY] = [asdict(remark) for remark in trajectory.remarks]
-    if trajectory.reused_from is not None:
-        beside[_REUSED_KEY] = trajectory.reused_from
-    if any(ledger.media for ledger in trajectory.segments):
-        beside[_MEDIA_KEY] = media_rows(trajectory.segments)
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
-        if trajectory.branches:
-            beside[_BRANCHES_KEY] = [_branch_row(branch, made) for branch in trajectory.branches]
         return {
             "sample_id": sample.id,
             "data_source": sample.data_source,
@@ -165,7 +64,7 @@ def words_row(trajectory: Trajectory) -> Row:
             "advantage": trajectory.advantage,
             "first_right": trajectory.first_right,
             "seconds": trajectory.seconds,
-            "prompt": _message_rows(sample.prompt, made),
+            "prompt": _message_rows(sample.prompt, cache),
             "ground_truth": to_json(sample.ground_truth, "ground_truth"),
             "agent": sample.agent,
             "tools": sample.tools,
@@ -173,10 +72,15 @@ def words_row(trajectory: Trajectory) -> Row:
             "interaction": spec and {"name": spec.name, "kwargs": to_json(spec.kwargs, "interaction kwargs")},
             "images": [image.source for image in sample.images],
             "info": to_json(sample.info, "info"),
-            "messages": _message_rows(trajectory.messages, made),
-            "turns": [_turn_row(turn, made) for turn in trajectory.turns],
-            "artifacts": to_json(trajectory.artifacts | beside, "artifacts"),
-            "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
+            "messages": _message_rows(trajectory.messages, cache),
+            "turns": [_turn_row(turn, cache) for turn in trajectory.turns],
+            "artifacts": to_json(trajectory.artifacts, "artifacts"),
+            "render_check": check and asdict(check),
+            "facts": _facts_row(trajectory.facts),
+            "remarks": [asdict(remark) for remark in trajectory.remarks],
+            "branches": [_branch_row(branch, cache) for branch in trajectory.branches],
+            "reused_from": trajectory.reused_from,
+            "media": media_rows(trajectory.segments),
         }
     except StorageError as error:
         raise StorageError(f"sample {sample.id!r}, sibling {trajectory.sibling}: {error}") from error
@@ -184,19 +88,18 @@ def words_row(trajectory: Trajectory) -> Row:
 
 def from_row(row: Row) -> Trajectory:
     """The trajectory of a row of plain JSON values; ValueError for a row this code did not write."""
+    row = current(row)
     trajectory = from_words_row(row)
     trajectory.segments = [ledger_of(ledger) for ledger in row["segments"]]
-    place_media(trajectory)
+    place_in(trajectory.segments, row["media"])
     check_read(trajectory)
     return trajectory
 
 
 def from_words_row(row: Row) -> Trajectory:
-    """The trajectory of a row, its tokens left out; ValueError for a row this code did not write."""
+    """The trajectory of a row of SCHEMA, its tokens left out; ValueError for a row this code did not write."""
     interaction, check, artifacts = row["interaction"], row["render_check"], from_json(row["artifacts"])
-    remarks = [_remark(entry) for entry in artifacts.pop(_REMARKS_KEY, ())]
-    branches = [_branch(entry) for entry in artifacts.pop(_BRANCHES_KEY, ())]
-    reused_from = artifacts.pop(_REUSED_KEY, None)
+    reused_from = row["reused_from"]
     if type(reused_from) not in (int, type(None)):
         raise ValueError("a step that trained first and is none")
     sample = Sample(
@@ -222,20 +125,16 @@ def from_words_row(row: Row) -> Trajectory:
         seconds=row["seconds"],
         failure=row["failure"],
         artifacts=artifacts,
-        render_check=check and RenderCheck(check["exact"], check["same_text"], check["position"]),
+        render_check=check and RenderCheck(**check),
         reward=row["reward"],
         parts=dict(row["parts"]),
         advantage=row["advantage"],
         first_right=row["first_right"],
-        remarks=remarks,
-        branches=branches,
+        remarks=[_remark(entry) for entry in row["remarks"]],
+        branches=[_branch(entry) for entry in row["branches"]],
         reused_from=reused_from,
+        facts=_facts(row["facts"]),
     )
-
-
-def place_media(trajectory: Trajectory) -> None:
-    """Put the images of a row at their places in its ledgers; ValueError for places that no ledger has."""
-    place_in(trajectory.segments, trajectory.artifacts.pop(_MEDIA_KEY, ()))
 
 
 def check_read(trajectory: Trajectory) -> None:
@@ -243,7 +142,7 @@ def check_read(trajectory: Trajectory) -> None:
     sample = trajectory.sample
     if None in (sample.id, sample.data_source, trajectory.step, trajectory.sibling, trajectory.seconds):
         raise ValueError("a trajectory without an id, a data source, a step, a sibling or a time")
-    if not all(isinstance(one, dict) for one in (sample.info, sample.tools_kwargs, trajectory.artifacts)):
+    if not all(isinstance(value, dict) for value in (sample.info, sample.tools_kwargs, trajectory.artifacts)):
         raise ValueError("a sample whose info, tools_kwargs or artifacts are no JSON object")
     try:
         for ledger in trajectory.segments:
@@ -257,6 +156,33 @@ def check_read(trajectory: Trajectory) -> None:
             raise ValueError("a turn without a place, a version or a count of tokens")
 
 
+def _facts_row(facts: EpisodeFacts) -> Row:
+    environment = facts.environment
+    return {
+        "environment": environment and asdict(environment) | {"metrics": list(environment.metrics.items())},
+        "user_score": facts.user_score,
+        "user_notes": to_json(facts.user_notes, "user notes"),
+        "tool_rewards": list(facts.tool_rewards.items()),
+        "agent_error": facts.agent_error,
+        "ignored_requests": facts.ignored_requests,
+        "engine_lost": facts.engine_lost,
+    }
+
+
+def _facts(row: Row) -> EpisodeFacts:
+    environment, notes = row["environment"], from_json(row["user_notes"])
+    if not isinstance(notes, list):
+        raise ValueError("notes of a user that are no list")
+    columns = {
+        "environment": environment and EnvironmentRecord(**environment | {"metrics": dict(environment["metrics"])}),
+        "user_notes": notes,
+        "tool_rewards": dict(row["tool_rewards"]),
+        "ignored_requests": list(row["ignored_requests"]),
+        "engine_lost": list(row["engine_lost"]),
+    }
+    return EpisodeFacts(**row | columns)
+
+
 def _remark(row: Any) -> Remark:
     match row:
         case {"by": str(), "text": str(), "value": int() | float() | None, "turn": int() | None}:
@@ -264,19 +190,13 @@ def _remark(row: Any) -> Remark:
     raise ValueError("a remark that is none")
 
 
-def _branch_row(branch: Branch, made: Made) -> Row:
+def _branch_row(branch: Branch, cache: Made) -> Row:
     return {
         "name": branch.name,
         "trained": branch.trained,
-        "messages": _message_rows(branch.messages, made),
-        "turns": [_turn_row(turn, made) for turn in branch.turns],
+        "messages": _message_rows(branch.messages, cache),
+        "turns": [_turn_row(turn, cache) for turn in branch.turns],
     }
-
-
-def branch_messages(artifacts: str) -> list[Row]:
-    """The messages of the branches in a row's artifacts."""
-    found = from_json(artifacts).get(_BRANCHES_KEY, ()) if _BRANCHES_KEY in artifacts else ()
-    return [message for branch in found for message in branch["messages"]]
 
 
 def _branch(row: Any) -> Branch:
@@ -286,17 +206,17 @@ def _branch(row: Any) -> Branch:
     raise ValueError("a branch that is none")
 
 
-def _message_rows(messages: Sequence[Message], made: Made) -> list[Row]:
-    return [made.get(id(message)) or _message_row(message, made) for message in messages]
+def _message_rows(messages: Sequence[Message], cache: Made) -> list[Row]:
+    return [cache.get(id(message)) or _message_row(message, cache) for message in messages]
 
 
-def _message_row(message: Message, made: Made) -> Row:
+def _message_row(message: Message, cache: Made) -> Row:
     whole = isinstance(message.content, str)
-    row = made[id(message)] = {
+    row = cache[id(message)] = {
         "role": message.role.value,
         "text": message.content if whole else None,
         "parts": None if whole else [_part_row(part) for part in message.content],  # type: ignore[arg-type]
-        "tool_calls": [_call_row(call, made) for call in message.tool_calls],
+        "tool_calls": [_call_row(call, cache) for call in message.tool_calls],
         "tool_call_id": message.tool_call_id,
         "name": message.name,
         "reasoning": message.reasoning,
@@ -311,17 +231,17 @@ def _part_row(part: Part) -> Row:
     return {"kind": "image", "value": part.source}
 
 
-def _call_row(call: ToolCall, made: Made) -> Row:
-    if (row := made.get(id(call))) is None:
+def _call_row(call: ToolCall, cache: Made) -> Row:
+    if (row := cache.get(id(call))) is None:
         arguments = to_json(call.arguments, f"arguments of {call.name}")
-        row = made[id(call)] = {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
+        row = cache[id(call)] = {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
     return row
 
 
-def _turn_row(turn: Turn, made: Made) -> Row:
+def _turn_row(turn: Turn, cache: Made) -> Row:
     calls = [
         {
-            "call": _call_row(record.call, made),
+            "call": _call_row(record.call, cache),
             "status": record.status.value,
             "seconds": record.seconds,
             "truncated": record.truncated,
@@ -332,7 +252,7 @@ def _turn_row(turn: Turn, made: Made) -> Row:
     ]
     return {
         "index": turn.index,
-        "message": _message_rows([turn.message], made)[0],
+        "message": _message_rows([turn.message], cache)[0],
         "finish_reason": turn.finish_reason.value,
         "policy_version": turn.policy_version,
         "prompt_tokens": turn.prompt_tokens,
@@ -340,7 +260,7 @@ def _turn_row(turn: Turn, made: Made) -> Row:
         "segment": turn.segment,
         "start": turn.start,
         "calls": calls,
-        "replies": _message_rows(turn.replies, made),
+        "replies": _message_rows(turn.replies, cache),
         "user_score": turn.user_score,
         "scores": list(turn.scores.items()),
         "generate_seconds": turn.generate_seconds,
@@ -388,8 +308,8 @@ def _turn(row: Row) -> Turn:
         )
         for record in row["calls"]
     ]
-    made = ("message", "finish_reason", "calls", "replies", "scores")
-    plain = {name: value for name, value in row.items() if name not in made}
+    converted = ("message", "finish_reason", "calls", "replies", "scores")
+    plain = {name: value for name, value in row.items() if name not in converted}
     return Turn(
         message=_message(row["message"]),
         finish_reason=FinishReason(row["finish_reason"]),

@@ -8,9 +8,21 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text as Styled
 
-from turnwise.image_sources import kept_name
-from turnwise.ledger import origin_counts
-from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
+from turnwise.storage.ledger_columns import origin_counts
+from turnwise.system.image_sources import kept_name
+from turnwise.types import (
+    CallRecord,
+    Image,
+    Ledger,
+    Message,
+    Origin,
+    Remark,
+    Role,
+    ToolCall,
+    Trajectory,
+    Turn,
+    first_prompt,
+)
 
 STYLES = {
     Origin.PROMPT: "dim",
@@ -42,7 +54,7 @@ def transcript(trajectory: Trajectory, decode: Decode | None = None) -> Group:
     for branch in trajectory.branches:
         note = "" if branch.trained else ", not trained"
         lines.append(Styled.assemble("\n", (visible(f"branch {branch.name}"), "bold underline"), (note, "dim")))
-        lines += _conversation(branch.prompt, branch.turns, trajectory.remarks)
+        lines += _conversation(first_prompt(branch.messages, branch.turns), branch.turns, trajectory.remarks)
     if decode is not None and trajectory.segments:
         for number, ledger in enumerate(trajectory.segments):
             label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
@@ -84,8 +96,8 @@ def _content(message: Message, origin: Origin) -> Iterator[Styled]:
         yield Styled(visible(message.content), style=STYLES[origin])
         return
     for part in message.content:
-        shown = f"[image {kept_name(part.source) or part.source[:80]}]" if isinstance(part, Image) else part.text
-        yield Styled(visible(shown), style=STYLES[origin])
+        text = f"[image {kept_name(part.source) or part.source[:80]}]" if isinstance(part, Image) else part.text
+        yield Styled(visible(text), style=STYLES[origin])
 
 
 def _turn(turn: Turn) -> Iterator[Styled]:
@@ -93,9 +105,11 @@ def _turn(turn: Turn) -> Iterator[Styled]:
     yield _heading(f"assistant, turn {turn.index}", Origin.POLICY, note)
     if turn.message.reasoning:
         yield Styled(visible(turn.message.reasoning), style="dim italic")
-    said = turn.message.visible
-    if said or not (turn.message.reasoning or turn.message.tool_calls):
-        yield Styled(visible(said), style=STYLES[Origin.POLICY]) if said else Styled("(nothing)", style="dim italic")
+    answer = turn.message.visible
+    if answer or not (turn.message.reasoning or turn.message.tool_calls):
+        yield (
+            Styled(visible(answer), style=STYLES[Origin.POLICY]) if answer else Styled("(nothing)", style="dim italic")
+        )
     records = {record.call.id: record for record in turn.calls}
     for call in turn.message.tool_calls:
         yield _call(call)
@@ -111,9 +125,9 @@ def _turn(turn: Turn) -> Iterator[Styled]:
 def _turn_scores(turn: Turn, remarks: Sequence[Remark]) -> Iterator[Styled]:
     """What scoring thought of a turn, and the words that came with it."""
     if turn.scores:
-        found = ", ".join(f"{name} {value:g}" for name, value in turn.scores.items())
-        yield Styled.assemble("\n", ("scored: ", "bold"), visible(found))
-    yield from (_remark(one) for one in remarks if one.turn == turn.index)
+        listing = ", ".join(f"{name} {value:g}" for name, value in turn.scores.items())
+        yield Styled.assemble("\n", ("scored: ", "bold"), visible(listing))
+    yield from (_remark(remark) for remark in remarks if remark.turn == turn.index)
 
 
 def _remark(remark: Remark) -> Styled:
@@ -165,7 +179,7 @@ def _outcome(trajectory: Trajectory) -> Iterator[Styled]:
     parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.parts.items())
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     yield Styled.assemble(("reward: ", "bold"), visible(reward + (f" ({parts})" if parts else "")))
-    yield from (_remark(one) for one in trajectory.remarks if one.turn is None)
+    yield from (_remark(remark) for remark in trajectory.remarks if remark.turn is None)
     yield _account(trajectory)
 
 

@@ -1,1 +1,1 @@
-"""Trajectories -> gradient: sequences, packing and the supervised step."""
+"""Trajectories -> gradient: sequences, advantages, packing, the update; and the run itself, from start to resume."""

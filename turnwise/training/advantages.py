@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turnwise.choices import Advantage, Credit
+from turnwise.config.choices import Advantage, Credit
+from turnwise.config.knobs import is_plugin
 from turnwise.errors import ConfigError, DataError
-from turnwise.knobs import is_plugin
 from turnwise.training import custom
 from turnwise.training.packing import gather, write
 from turnwise.training.sequences import LEFT_OUT, Floats, TrainSequence
@@ -55,14 +55,14 @@ def gae(
     rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, gamma: float, gae_lambda: float
 ) -> tuple[Floats, Floats]:
     """Advantages and returns of one trajectory; tokens off the mask are passed over as if they were not there."""
-    given, foreseen, kept = np.asarray(rewards, float), np.asarray(values, float), np.asarray(mask, bool)
-    if not len(given) == len(foreseen) == len(kept):
-        raise ValueError(f"{len(given)} rewards, {len(foreseen)} values and a mask of {len(kept)} differ in length")
-    foreseen = foreseen[kept]
-    surprise = given[kept] + gamma * np.append(foreseen, 0.0)[1:] - foreseen
-    advantages, returns = np.zeros(len(kept)), np.zeros(len(kept))
-    advantages[kept] = returns_to_go(surprise, gamma * gae_lambda)
-    returns[kept] = advantages[kept] + foreseen
+    reward, foreseen, policy = np.asarray(rewards, float), np.asarray(values, float), np.asarray(mask, bool)
+    if not len(reward) == len(foreseen) == len(policy):
+        raise ValueError(f"{len(reward)} rewards, {len(foreseen)} values and a mask of {len(policy)} differ in length")
+    foreseen = foreseen[policy]
+    surprise = reward[policy] + gamma * np.append(foreseen, 0.0)[1:] - foreseen
+    advantages, returns = np.zeros(len(policy)), np.zeros(len(policy))
+    advantages[policy] = returns_to_go(surprise, gamma * gae_lambda)
+    returns[policy] = advantages[policy] + foreseen
     return advantages, returns
 
 
@@ -179,9 +179,9 @@ def assign(
         else:
             by_trajectory.setdefault(sequence.trajectory, []).append(sequence)
             by_branch.setdefault((sequence.trajectory, sequence.branch), []).append(sequence)
-    episodes = [_Episode(found) for found in by_trajectory.values()]
+    episodes = [_Episode(parts) for parts in by_trajectory.values()]
     several = len(by_branch) > len(by_trajectory)
-    chains = [_Episode(found) for found in by_branch.values()] if several else episodes
+    chains = [_Episode(parts) for parts in by_branch.values()] if several else episodes
     if not episodes:
         raise DataError("no trajectory of the step can be trained on: all failed")
     if is_plugin(advantage):
@@ -258,7 +258,7 @@ def _write_all(episodes: list[_Episode], values: Floats) -> None:
 
 
 def _metrics(episodes: list[_Episode]) -> dict[str, float]:
-    """verl's names: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens.
+    """By name: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens.
 
     Rewards are those of new episodes, where there are any: what the policy of earlier steps got is told there.
     """
@@ -270,11 +270,11 @@ def _metrics(episodes: list[_Episode]) -> dict[str, float]:
     for name in ("advantages", "returns", "values"):
         if all(getattr(s, name) is not None for episode in episodes for s in episode.sequences):
             arrays[f"critic/{name}"] = np.concatenate([episode.row(name) for episode in episodes])
-    found = {
+    metrics = {
         f"{name}/{kind}": float(value)
         for name, array in arrays.items()
         for kind, value in (("mean", array.mean()), ("max", array.max()), ("min", array.min()))
     }
     if "critic/values" in arrays and "critic/returns" in arrays:
-        found["critic/vf_explained_var"] = explained_variance(arrays["critic/returns"], arrays["critic/values"])
-    return found
+        metrics["critic/vf_explained_var"] = explained_variance(arrays["critic/returns"], arrays["critic/values"])
+    return metrics

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from turnwise.choices import Advantage, PolicyLoss
 from turnwise.config import AlgorithmConfig
+from turnwise.config.choices import Advantage, PolicyLoss
+from turnwise.config.knobs import is_plugin
 from turnwise.engines.learners.custom_loss import LossBatch, try_loss
 from turnwise.errors import ConfigError, PluginError, one_line, unknown
-from turnwise.knobs import is_plugin
-from turnwise.plugins import call_with, load_function
+from turnwise.system.plugins import call_with, load_function
 
 __all__ = ["AdvantageBatch", "LossBatch", "advantages", "check_choices"]
 
@@ -58,18 +58,18 @@ def advantages(name: str, batch: AdvantageBatch) -> Floats:
     where = f"advantage {name!r}"
     result = call_with(load_function(name, "advantage"), batch, where)
     try:
-        found = np.asarray(result, dtype=np.float64)
+        values = np.asarray(result, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise PluginError(f"{where} returned {type(result).__name__}, not numbers: {one_line(error)}") from error
     episodes, tokens = len(batch.rewards), int(batch.lengths.sum())
-    if found.shape not in ((episodes,), (tokens,)):
+    if values.shape not in ((episodes,), (tokens,)):
         raise PluginError(
-            f"{where} returned an array of shape {found.shape} for {episodes} episodes with {tokens} tokens: return "
+            f"{where} returned an array of shape {values.shape} for {episodes} episodes with {tokens} tokens: return "
             f"({episodes},) or ({tokens},)"
         )
-    if not np.isfinite(found).all():
-        raise PluginError(f"{where} returned {found[~np.isfinite(found)][0]} for one of {episodes} episodes")
-    return found if found.shape == (tokens,) else np.repeat(found, batch.lengths)
+    if not np.isfinite(values).all():
+        raise PluginError(f"{where} returned {values[~np.isfinite(values)][0]} for one of {episodes} episodes")
+    return values if values.shape == (tokens,) else np.repeat(values, batch.lengths)
 
 
 def try_advantage(name: str) -> None:

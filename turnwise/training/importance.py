@@ -3,36 +3,24 @@
 ratio = learner probability / sampler probability of the token that was written, before the step's first update.
 """
 
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from turnwise.choices import Excess
+from turnwise.config.choices import Correction, Excess
 from turnwise.engines.learners.kl_estimates import LOG_RATIO_LIMIT
 from turnwise.errors import ConfigError
 from turnwise.training.packing import gather, write
 from turnwise.training.sequences import Floats, Ints, TrainSequence
 
 
-class Level(enum.Enum):
-    """What one importance ratio is taken over."""
-
-    token = "token"
-    """Each token's own ratio: biased, low variance."""
-    sequence = "sequence"
-    """The product over a trajectory's policy tokens, given to each of them: unbiased, high variance."""
-    geometric = "geometric"
-    """The geometric mean over a trajectory's policy tokens: a bound that does not tighten with length."""
-
-
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """The choices of `correct`."""
+class ImportanceCorrection:
+    """How `correct` turns importance ratios into weights: level, limits, and what happens beyond them."""
 
-    level: Level = Level.token
+    level: Correction = Correction.token
     excess: Excess = Excess.truncate
     upper: float = 2.0
     lower: float | None = None
@@ -93,15 +81,17 @@ def gap(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") -> Ga
     return Gap(ours, theirs, turns, trajectory, np.bincount(trajectory))
 
 
-def ratios(found: Gap, level: Level) -> Floats:
+def ratios(gaps: Gap, level: Correction) -> Floats:
     """The importance ratio of every policy token at this level, its logarithm bounded."""
     match level:
-        case Level.token:
-            logs = found.log_ratio
-        case Level.sequence:
-            logs = found.sums(found.log_ratio)[found.trajectory]
-        case Level.geometric:
-            logs = found.means(found.log_ratio)[found.trajectory]
+        case Correction.none:
+            logs = np.zeros_like(gaps.log_ratio)
+        case Correction.token:
+            logs = gaps.log_ratio
+        case Correction.sequence:
+            logs = gaps.sums(gaps.log_ratio)[gaps.trajectory]
+        case Correction.geometric:
+            logs = gaps.means(gaps.log_ratio)[gaps.trajectory]
     return _exp(logs)
 
 
@@ -110,8 +100,8 @@ def _exp(logs: Floats) -> Floats:
     return np.exp(np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
-def weigh(ratio: Floats, correction: Correction) -> Floats:
-    """Ratios to weights."""
+def weigh(ratio: Floats, correction: ImportanceCorrection) -> Floats:
+    """The weights that a correction makes of importance ratios: truncated or rejected."""
     match correction.excess:
         case Excess.truncate:
             return np.minimum(ratio, correction.upper)
@@ -120,10 +110,10 @@ def weigh(ratio: Floats, correction: Correction) -> Floats:
             return np.where(inside, ratio, 0.0)
 
 
-def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[str, float]:
+def correct(sequences: Sequence[TrainSequence], correction: ImportanceCorrection) -> dict[str, float]:
     """Write `weights` into the sequences; returns metrics of the weights (those of the gap: `mismatch`)."""
-    found = gap(sequences)
-    ratio = ratios(found, correction.level)
+    gaps = gap(sequences)
+    ratio = ratios(gaps, correction.level)
     weights = weigh(ratio, correction)
     write(sequences, "weights", weights)
     bounded = np.clip(ratio, correction.floor, correction.upper)
@@ -139,21 +129,21 @@ def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[
     if correction.excess is Excess.reject:
         rejected = (weights == 0.0).astype(np.float64)
         metrics["rollout_rs_masked_fraction"] = rejected.mean()
-        metrics["rollout_rs_seq_masked_fraction"] = (found.sums(rejected) > 0).mean()
+        metrics["rollout_rs_seq_masked_fraction"] = (gaps.sums(rejected) > 0).mean()
     return {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
 
 
 def mismatch(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") -> dict[str, float]:
     """How far learner and sampler are apart, over all policy tokens and by turn; finite whatever they say.
 
-    verl's names where the meaning is the same; `abs_diff` is |learner logprob - sampler logprob|, and
+    `abs_diff` is |learner logprob - sampler logprob|, and
     `turn_2/abs_diff_max` the largest in the third assistant turn of any trajectory.
     """
-    found = gap(sequences, learner)
-    logs = found.log_ratio
+    gaps = gap(sequences, learner)
+    logs = gaps.log_ratio
     bounded = np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ours, theirs = found.means(found.learner), found.means(found.sampler)
-    summed = np.clip(found.sums(logs), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ours, theirs = gaps.means(gaps.learner), gaps.means(gaps.sampler)
+    summed = np.clip(gaps.sums(logs), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     distance = np.abs(logs)
     metrics = {
         "kl": -logs.mean(),
@@ -173,17 +163,17 @@ def mismatch(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") 
         "abs_diff_p99": np.quantile(distance, 0.99),
         "abs_diff_max": distance.max(),
     }
-    for turn in np.unique(found.turns).tolist():
-        here = distance[found.turns == turn]
+    for turn in np.unique(gaps.turns).tolist():
+        here = distance[gaps.turns == turn]
         metrics[f"turn_{turn}/abs_diff_mean"] = here.mean()
         metrics[f"turn_{turn}/abs_diff_max"] = here.max()
     named = {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
-    return named | _probabilities(found)
+    return named | _probabilities(gaps)
 
 
-def _probabilities(found: Gap) -> dict[str, float]:
-    """verl's `training/rollout_*`: probabilities, not logprobs; no correlation where one side does not vary."""
-    learner, sampler = np.exp(found.learner), np.exp(found.sampler)
+def _probabilities(gaps: Gap) -> dict[str, float]:
+    """`training/rollout_*`: probabilities, not logprobs; no correlation where one side does not vary."""
+    learner, sampler = np.exp(gaps.learner), np.exp(gaps.sampler)
     difference = np.abs(learner - sampler)
     metrics = {
         "training/rollout_probs_diff_mean": float(difference.mean()),

@@ -8,13 +8,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from turnwise.choices import KLEstimator
+from turnwise.config.choices import KLEstimator
 from turnwise.engines.learners.kl_estimates import estimate
 from turnwise.errors import ConfigError
 from turnwise.training.sequences import Floats, TrainSequence
 
 HORIZON = 10_000
-"""Trajectories over which a steered coefficient may change by a fifth, as in verl."""
+"""Trajectories over which a steered coefficient may change by a fifth."""
 FIXED, ADAPTIVE = "fixed", "adaptive"
 """Kinds of controller, as checkpoints name them."""
 
@@ -29,7 +29,7 @@ class KLMeasure:
     coefficient: float
 
     def metrics(self) -> dict[str, float]:
-        """verl's names."""
+        """The KL metrics of a step and the coefficient that they led to."""
         return {"actor/reward_kl_penalty": self.kl, "actor/reward_kl_penalty_coeff": self.coefficient}
 
 
@@ -37,15 +37,15 @@ def penalise(sequences: Sequence[TrainSequence], estimator: KLEstimator, coeffic
     """Write coefficient * KL into `kl_penalties` at every policy token, measured before the step's first update."""
     if not sequences:
         raise ValueError("no sequence to measure KL on")
-    found: dict[int, list[Floats]] = {}
+    by_trajectory: dict[int, list[Floats]] = {}
     for sequence in sequences:
         if sequence.ref_logprobs is None:
             raise ConfigError("KL in the reward needs a reference policy: the sequences have no ref_logprobs")
         old, reference = (torch.from_numpy(sequence.gather(name)) for name in ("old_logprobs", "ref_logprobs"))
         kl: Floats = estimate(old, reference, estimator).numpy()
         sequence.write("kl_penalties", coefficient * kl)
-        found.setdefault(sequence.trajectory, []).append(kl)
-    means = [float(np.concatenate(rows).mean()) for rows in found.values()]
+        by_trajectory.setdefault(sequence.trajectory, []).append(kl)
+    means = [float(np.concatenate(rows).mean()) for rows in by_trajectory.values()]
     return KLMeasure(math.fsum(means) / len(means), len(means), coefficient)
 
 
@@ -58,10 +58,10 @@ class KLController(Protocol):
         """Take in the KL measured on n trajectories."""
 
     def state(self) -> dict[str, str | float]:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps of the controller."""
 
     def load(self, state: Mapping[str, str | float]) -> None:
-        """Go on from a checkpoint."""
+        """Restores what `state` gave a checkpoint."""
 
 
 class FixedKL:
@@ -71,14 +71,14 @@ class FixedKL:
         self.value = _coefficient(value)
 
     def update(self, kl: float, n: int) -> None:
-        """Nothing moves."""
+        """Does nothing: the coefficient is fixed."""
 
     def state(self) -> dict[str, str | float]:
-        """Kind and value."""
+        """The kind of controller and its coefficient."""
         return {"kind": FIXED, "value": self.value}
 
     def load(self, state: Mapping[str, str | float]) -> None:
-        """Take over the saved value."""
+        """Takes over the coefficient of a checkpoint."""
         self.value = _saved(state, FIXED)
 
 
@@ -106,7 +106,7 @@ class AdaptiveKL:
         return {"kind": ADAPTIVE, "value": self.value}
 
     def load(self, state: Mapping[str, str | float]) -> None:
-        """Take over the saved value."""
+        """Takes over the coefficient of a checkpoint."""
         self.value = _saved(state, ADAPTIVE)
 
 

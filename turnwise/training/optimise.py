@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
+from turnwise.config.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
+from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import choose as choose_devices
-from turnwise.engines.devices import learner_here, seen_by_learner
+from turnwise.engines.devices import gpus_for_learner, learner_here
 from turnwise.engines.learners.learner import Learner, Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.memory_plan import Training
 from turnwise.errors import TurnwiseError
-from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.packing import fill, minibatches, pack, tokens_by_trajectory, write
@@ -65,31 +65,33 @@ def optimise(
     metrics |= score_sequences(learner, sequences, config)
     metrics |= assign_credit(sequences, config, kl_controller, baselines)
     chosen = trainable(sequences)
-    seen: dict[str, list[float]] = defaultdict(list)
+    objective, together = Objective.of(config.algorithm), _by_trajectory(config)
+    budget = config.learner.token_budget or learner.token_budget
+    updates: dict[str, list[float]] = defaultdict(list)
     # Failures may have left fewer trajectories than there are to be updates; the step goes on with those.
     parts = min(config.training.minibatches, len({sequence.trajectory for sequence in chosen}))
     for epoch in range(config.training.epochs):
         for part in minibatches(chosen, parts, seed=config.seed + step, epoch=epoch):
-            for name, value in _update(learner, part, config).items():
-                seen[name].append(value)
-            if len(seen["loss"]) == 1 and treatment(config).old_logprobs is OldLogprobs.sampler:
+            whole, batches = tokens_by_trajectory(part), fill(_active(part, config), budget, together=together)
+            result = learner.update([pack(batch, whole) for batch in batches], objective)
+            for batch, outputs in zip(batches, result.outputs, strict=True):
+                write(batch, "new_logprobs", outputs.logprobs)
+                write(batch, "entropies", outputs.entropies)
+            for name, value in _named(result.metrics).items():
+                updates[name].append(value)
+            if len(updates["loss"]) == 1 and treatment(config).old_logprobs is OldLogprobs.sampler:
                 metrics |= _first_gap(part)
-    return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
+    return metrics | {name: sum(values) / len(values) for name, values in updates.items()}
 
 
-def _update(learner: Learner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
-    """One weight update from one minibatch, in micro-batches; what has no gradient is not computed."""
-    # By trajectory, since gspo's ratio is over all of one. An idle step is a step: the optimizer counts it and its
-    # metrics are there.
+def _active(part: Sequence[TrainSequence], config: Config) -> list[TrainSequence]:
+    """The sequences of a minibatch that have a gradient; what has none is not computed.
+
+    By trajectory, since gspo's ratio is over all of one. An idle step is a step: the optimizer counts it and its
+    metrics are there.
+    """
     moving = {sequence.trajectory for sequence in part if _has_gradient(sequence, config)} or {part[0].trajectory}
-    active = [sequence for sequence in part if sequence.trajectory in moving]
-    whole = tokens_by_trajectory(part)
-    chosen = fill(active, config.learner.token_budget or learner.token_budget, together=_by_trajectory(config))
-    result = learner.update([pack(some, whole) for some in chosen], Objective.of(config.algorithm))
-    for some, found in zip(chosen, result.outputs, strict=True):
-        write(some, "new_logprobs", found.logprobs)
-        write(some, "entropies", found.entropies)
-    return _named(result.metrics)
+    return [sequence for sequence in part if sequence.trajectory in moving]
 
 
 def _by_trajectory(config: Config) -> bool:
@@ -159,8 +161,8 @@ def assign_credit(
     if algorithm.credit is Credit.turn:
         metrics |= add_turn_credit(chosen, algorithm.turn_weight, algorithm.turn_gamma)
     if (correction := treatment(config).correction) is not Correction.none:
-        level, excess = importance.Level(correction.value), algorithm.correction_mode
-        metrics |= importance.correct(chosen, importance.Correction(level, excess, algorithm.correction_threshold))
+        excess, threshold = algorithm.correction_mode, algorithm.correction_threshold
+        metrics |= importance.correct(chosen, importance.ImportanceCorrection(correction, excess, threshold))
     return metrics
 
 
@@ -185,25 +187,24 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
     gaps = importance.mismatch(checked)
     mean, tail, most = (gaps[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))
     tokens = sum(sequence.policy_tokens for sequence in checked)
-    found = (
-        f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
-        f"of {len(checked)} sequences"
-    )
-    formats = learner_here(config.learner, seen_by_learner(config)).precision, choose_devices(config).precision
+    size = f"{tokens:,} tokens of {len(checked)} sequences"
+    gap = f"{mean:.2g} on average, the 99th percentile {tail:.2g}, the largest {most:.2g} ({size})"
+    formats = learner_here(config.learner, gpus_for_learner(config)).precision, choose_devices(config).precision
     accepted = config.training.max_logprob_gap
     if accepted is None:
         accepted = GAP_BFLOAT16 if Precision.bfloat16 in formats else GAP_FLOAT32
     if most == 0.0 if exact else (mean <= accepted and tail <= GAP_TAIL * accepted):
-        return f"sampler and learner log-probs differ by {found}"
+        verdict = f"are bitwise equal, {size}" if most == 0.0 else f"differ by {gap}"
+        return f"sampler and learner log-probs {verdict}"
     limits = "they are proven to compute the same, so nothing" if exact else f"a mean of {accepted:g}"
     raise TurnwiseError(
-        f"sampler and learner disagree: their log-probs differ by {found}; accepted is {limits}, and training would be "
+        f"sampler and learner disagree: their log-probs differ by {gap}; accepted is {limits}, and training would be "
         "off-policy without knowing it (learner.precision=float32 is closest; training.max_logprob_gap is what you "
         "accept, and algorithm.correction corrects it)"
     )
 
 
-def _named(found: dict[str, float]) -> dict[str, float]:
-    """verl's names of what an optimizer reports."""
+def _named(reported: dict[str, float]) -> dict[str, float]:
+    """What an optimizer reports, by the names of metrics.jsonl."""
     homes = {"grad_norm": "actor/grad_norm", "lr": "actor/lr"}
-    return {homes.get(name, name.replace("critic_", "critic/")): value for name, value in found.items()}
+    return {homes.get(name, name.replace("critic_", "critic/")): value for name, value in reported.items()}

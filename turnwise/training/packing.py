@@ -63,10 +63,10 @@ def fill(sequences: Sequence[TrainSequence], token_budget: int, *, together: boo
 
 def tokens_by_trajectory(sequences: Sequence[TrainSequence]) -> dict[int, int]:
     """The policy tokens of each trajectory; a minibatch holds whole trajectories."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for sequence in sequences:
-        found[sequence.trajectory] = found.get(sequence.trajectory, 0) + sequence.policy_tokens
-    return found
+        counts[sequence.trajectory] = counts.get(sequence.trajectory, 0) + sequence.policy_tokens
+    return counts
 
 
 def gather(sequences: Sequence[TrainSequence], name: str) -> NDArray[Any]:
@@ -114,7 +114,6 @@ def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> TokenB
         trajectory_tokens=np.array([whole[number] for number in numbers]),
         minibatch_tokens=sum(whole.values()),
         minibatch_trajectories=len(whole),
-        sampler_logprobs=gathered("logprobs"),
         old_logprobs=gathered("old_logprobs"),
         ref_logprobs=gathered("ref_logprobs"),
         values=gathered("values"),

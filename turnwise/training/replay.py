@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnwise.config import TrainingConfig
-from turnwise.training.shaping import usable
+from turnwise.rollout.collector import usable
 from turnwise.types import Group
 
 _STREAM = 0x5EA1  # sets the buffer's draws apart from whatever else the seed decides
 
 
 @dataclass(slots=True)
-class Kept:
-    """A group of the buffer: rows of `trajectories/step_000003.parquet`, `Kept(step=3, first=8, rows=8, spread=0.5)`.
-
-    The episodes themselves stay in the file, so that a checkpoint holds this and nothing else.
-    """
+class ReplayEntry:
+    """A group of the replay buffer: rows of a file such as `trajectories/step_000003.parquet`. The episodes themselves
+    stay in the file, so that a checkpoint holds this and nothing else."""
 
     step: int
     """The step that trained on it first."""
@@ -44,50 +42,54 @@ def replayed_per_step(training: TrainingConfig) -> int:
     return max(1, round(training.groups * training.replay_share / (1 - training.replay_share)))
 
 
-def candidates(groups: Iterable[Group], step: int, baselines: dict[int, float | None]) -> list[Kept]:
+def candidates(groups: Iterable[Group], step: int, baselines: dict[int, float | None]) -> list[ReplayEntry]:
     """The groups of a step, recorded one after the other, as the buffer names them.
 
     Without those that taught nothing: all failed, or all with the same reward.
     """
-    found: list[Kept] = []
+    entries: list[ReplayEntry] = []
     first = 0
     for number, group in enumerate(groups):
         rewards = [trajectory.reward for trajectory in usable(group)]
         spread = float(np.std(np.array(rewards, dtype=np.float64))) if rewards else 0.0
         if spread > 0:
-            found.append(Kept(step, first, len(group.trajectories), spread, baseline=baselines.get(number)))
+            entries.append(ReplayEntry(step, first, len(group.trajectories), spread, baseline=baselines.get(number)))
         first += len(group.trajectories)
-    return found
+    return entries
 
 
-def choose(kept: Sequence[Kept], step: int, training: TrainingConfig, seed: int) -> list[Kept]:
+def choose(buffer: Sequence[ReplayEntry], step: int, training: TrainingConfig, seed: int) -> list[ReplayEntry]:
     """Those that this step trains on again: drawn without preference among all that may be, the same for a seed."""
-    able = [one for one in kept if _may_be_used(one, step, training)]
+    able = [entry for entry in buffer if _may_be_used(entry, step, training)]
     count = min(replayed_per_step(training), len(able))
     if not count:
         return []
     places = np.random.default_rng([_STREAM, seed % 2**64, step]).permutation(len(able))[:count]
-    return [able[place] for place in sorted(places.tolist())]
+    return [able[index] for index in sorted(places.tolist())]
 
 
 def renew(
-    kept: Sequence[Kept], used: Sequence[Kept], new: Sequence[Kept], step: int, training: TrainingConfig
-) -> list[Kept]:
+    buffer: Sequence[ReplayEntry],
+    used: Sequence[ReplayEntry],
+    new: Sequence[ReplayEntry],
+    step: int,
+    training: TrainingConfig,
+) -> list[ReplayEntry]:
     """The buffer after a step: what it used counted, its own groups added, the rest bounded.
 
     What is too old for the next step or used up is forgotten. Of the others those whose rewards differ most stay, and
     of equals the newer. Nothing given is changed: a step that fails leaves the buffer as it was.
     """
-    again = {(one.step, one.first) for one in used}
-    counted = [_with_use(one) if (one.step, one.first) in again else one for one in kept]
-    able = [one for one in (*counted, *new) if _may_be_used(one, step + 1, training)]
-    best = sorted(able, key=lambda one: (-one.spread, -one.step, one.first))[: training.replay_groups]
-    return sorted(best, key=lambda one: (one.step, one.first))
+    again = {(entry.step, entry.first) for entry in used}
+    counted = [_with_use(entry) if (entry.step, entry.first) in again else entry for entry in buffer]
+    able = [entry for entry in (*counted, *new) if _may_be_used(entry, step + 1, training)]
+    best = sorted(able, key=lambda entry: (-entry.spread, -entry.step, entry.first))[: training.replay_groups]
+    return sorted(best, key=lambda entry: (entry.step, entry.first))
 
 
-def _may_be_used(one: Kept, step: int, training: TrainingConfig) -> bool:
-    return one.uses < training.replay_uses and step - one.step <= training.replay_age
+def _may_be_used(entry: ReplayEntry, step: int, training: TrainingConfig) -> bool:
+    return entry.uses < training.replay_uses and step - entry.step <= training.replay_age
 
 
-def _with_use(one: Kept) -> Kept:
-    return Kept(one.step, one.first, one.rows, one.spread, one.uses + 1, one.baseline)
+def _with_use(entry: ReplayEntry) -> ReplayEntry:
+    return ReplayEntry(entry.step, entry.first, entry.rows, entry.spread, entry.uses + 1, entry.baseline)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import DataError
-from turnwise.media import MediaSpan
-from turnwise.types import Group, TokenTrainingData, Trajectory, Turn
+from turnwise.ledger import MediaSpan, TokenTrainingData
+from turnwise.types import Group, Trajectory, Turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,18 +118,18 @@ class TrainSequence:
             raise ValueError(f"trajectory {self.trajectory} has no {name}")
         if len(values) != len(self.token_ids):
             self.check()
-        found: NDArray[Any] = values[self.policy]
-        return found
+        entries: NDArray[Any] = values[self.policy]
+        return entries
 
     def write(self, name: str, values: ArrayLike) -> None:
         """Lay one value per policy token out over all tokens, zero elsewhere, as the array of this name."""
         if name not in OPTIONAL:
             raise ValueError(f"{name!r} is not an array that is written later")
-        found = np.asarray(values, np.float64)
-        if found.shape != (self.policy_tokens,):
-            raise ValueError(f"{found.shape} {name} for {self.policy_tokens} policy tokens")
+        column = np.asarray(values, np.float64)
+        if column.shape != (self.policy_tokens,):
+            raise ValueError(f"{column.shape} {name} for {self.policy_tokens} policy tokens")
         spread = np.zeros(len(self.token_ids))
-        spread[self.policy] = found
+        spread[self.policy] = column
         setattr(self, name, spread)
 
 

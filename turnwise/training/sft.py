@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.choices import Decay
 from turnwise.config import LearnerConfig, SftConfig
+from turnwise.config.choices import Decay
 from turnwise.engines.learners.learner import Learner, NotFinite
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.errors import DataError, TurnwiseError
@@ -24,7 +24,7 @@ LAST_LR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SftStep:
-    """One weight update."""
+    """The numbers of one weight update."""
 
     loss: float
     lr: float
@@ -37,7 +37,7 @@ class SftStep:
     seconds: float
 
     def metrics(self) -> dict[str, float]:
-        """As metrics.jsonl has them."""
+        """The numbers under the names that metrics.jsonl has."""
         return {
             "sft/loss": self.loss,
             "sft/lr": self.lr,
@@ -104,6 +104,6 @@ def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int | 
         done = learner.update([pack(part, whole) for part in parts], SUPERVISED)
     except NotFinite as error:
         raise TurnwiseError(f"{error}; lower sft.lr") from error
-    found, tokens = done.metrics, sum(len(sequence.token_ids) for sequence in batch)
+    metrics, tokens = done.metrics, sum(len(sequence.token_ids) for sequence in batch)
     seconds = time.perf_counter() - started
-    return SftStep(found["loss"], found["lr"], found["grad_norm"], tokens, sum(whole.values()), seconds)
+    return SftStep(metrics["loss"], metrics["lr"], metrics["grad_norm"], tokens, sum(whole.values()), seconds)

@@ -1,13 +1,14 @@
-"""What happens between scoring and baselines: the over-long penalty, dynamic sampling and the count of failures."""
+"""What happens between scoring and baselines: the over-long penalty and the count of failures."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.rollout.collector import usable
 from turnwise.scoring.failures import scoring_failed
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
-from turnwise.types import Group, Trajectory
+from turnwise.types import Group
 
 
 def overlong_penalty(tokens: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
@@ -47,15 +48,6 @@ def shape_overlong(
     }
 
 
-def usable(group: Group) -> list[Trajectory]:
-    """The siblings a baseline may count: not failed, and scored."""
-    found = [trajectory for trajectory in group.trajectories if trajectory.failure is None]
-    for trajectory in found:
-        if trajectory.reward is None:
-            raise DataError(f"sample {group.sample.id}, sibling {trajectory.sibling} has not been scored")
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class GroupStats:
     """What became of a step's groups: `GroupStats(groups=8, trajectories=32, failed=1, all_failed=0, ...)`."""
@@ -74,7 +66,7 @@ class GroupStats:
     """Why episodes failed. One that went well and could not be scored is another matter: `scoring.max_failures`."""
 
     def metrics(self) -> dict[str, float]:
-        """Counts of the step."""
+        """The step's counts of groups and trajectories as metrics."""
         return {
             "groups/total": float(self.groups),
             "groups/all_failed": float(self.all_failed),
@@ -104,39 +96,9 @@ def count(groups: Sequence[Group]) -> GroupStats:
     return GroupStats(
         groups=len(groups),
         trajectories=total,
-        failed=total - sum(len(found) for found in rewards),
-        all_failed=sum(not found for found in rewards),
-        single=sum(len(found) == 1 for found in rewards),
-        flat=sum(len(found) > 1 and len(set(found)) == 1 for found in rewards),
+        failed=total - sum(len(group_rewards) for group_rewards in rewards),
+        all_failed=sum(not group_rewards for group_rewards in rewards),
+        single=sum(len(group_rewards) == 1 for group_rewards in rewards),
+        flat=sum(len(group_rewards) > 1 and len(set(group_rewards)) == 1 for group_rewards in rewards),
         reasons=Counter(t.failure for g in groups for t in g.trajectories if t.failure and not scoring_failed(t)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """Groups that can teach a group baseline something, and those that cannot."""
-
-    kept: list[Group]
-    dropped: list[Group]
-
-
-def keep_varied(groups: Sequence[Group], part: str | None = None) -> Filtered:
-    """Dynamic sampling: keep groups whose usable trajectories differ in reward, in their order.
-
-    `part` compares that part of the reward instead, such as accuracy when a length penalty makes all rewards differ.
-    """
-    kept: list[Group] = []
-    dropped: list[Group] = []
-    for group in groups:
-        values = {_compared(trajectory, part) for trajectory in usable(group)}
-        (kept if len(values) > 1 else dropped).append(group)
-    return Filtered(kept, dropped)
-
-
-def _compared(trajectory: Trajectory, part: str | None) -> float | None:
-    if part is None:
-        return trajectory.reward
-    if part not in trajectory.parts:
-        known = ", ".join(sorted(trajectory.parts)) or "none"
-        raise DataError(f"sample {trajectory.sample.id} has no reward part {part!r}; it has: {known}")
-    return trajectory.parts[part]

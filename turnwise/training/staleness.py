@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turnwise.choices import Correction, OldLogprobs, PolicyLoss
 from turnwise.config import AlgorithmConfig, Config
+from turnwise.config.choices import Correction, OldLogprobs, PolicyLoss
 from turnwise.errors import ConfigError
 from turnwise.training.packing import gather
 from turnwise.training.sequences import TrainSequence
-from turnwise.types import Trajectory
 
 MOST_AGES = 16
 """Ages with a share of their own; what is older shares the last."""
@@ -58,10 +57,10 @@ def treatment(config: Config) -> Treatment:
 
 def unbounded(config: Config) -> str | None:
     """What is wrong with stale episodes that nothing weighs and no clip bounds; None where that is not so."""
-    found, old = treatment(config), oldest_allowed(config)
-    if old == 0 or found.correction is not Correction.none:
+    chosen, old = treatment(config), oldest_allowed(config)
+    if old == 0 or chosen.correction is not Correction.none:
         return None
-    if found.old_logprobs is OldLogprobs.learner:  # no ratio to the sampler, so no clip and no weight
+    if chosen.old_logprobs is OldLogprobs.learner:  # no ratio to the sampler, so no clip and no weight
         reason = "old log-probs are the learner's"
     elif config.algorithm.loss == PolicyLoss.reinforce:
         reason = "reinforce has no ratio"
@@ -83,12 +82,6 @@ def check_correction(config: Config) -> None:
                 f"algorithm.{name}={getattr(value, 'value', value)} is never read: nothing is corrected here "
                 f"({treatment(config).why}); set algorithm.old_logprobs=learner and algorithm.correction=token"
             )
-
-
-def age_of(trajectory: Trajectory, version: int) -> int:
-    """By how many steps the oldest of its policy tokens lags behind this version."""
-    written = [ledger.versions[ledger.loss_mask] for ledger in trajectory.segments]
-    return version - int(min((versions.min() for versions in written if len(versions)), default=version))
 
 
 def measure(sequences: Sequence[TrainSequence], version: int, expected: int = 0) -> dict[str, float]:

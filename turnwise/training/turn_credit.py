@@ -54,12 +54,15 @@ def add_turn_credit(sequences: Sequence[TrainSequence], weight: float, gamma: fl
         if sequence.group != LEFT_OUT:
             groups.setdefault(sequence.group, {}).setdefault(sequence.trajectory, []).append(sequence)
     for by_trajectory in groups.values():
-        siblings = [_scored(found, gamma) for found in by_trajectory.values()]
-        total, turns = sum(one.returns.sum() for one in siblings), sum(len(one.turns) for one in siblings)
-        for one in siblings if len(siblings) > 1 else ():
-            baseline = (total - one.returns.sum()) / (turns - len(one.turns))
-            _add(one, weight * (one.returns - baseline))
-    scores = [score for group in groups.values() for found in group.values() for score in found[0].turn_scores.values()]
+        siblings = [_scored(parts, gamma) for parts in by_trajectory.values()]
+        total, turns = (
+            sum(sibling.returns.sum() for sibling in siblings),
+            sum(len(sibling.turns) for sibling in siblings),
+        )
+        for sibling in siblings if len(siblings) > 1 else ():
+            baseline = (total - sibling.returns.sum()) / (turns - len(sibling.turns))
+            _add(sibling, weight * (sibling.returns - baseline))
+    scores = [score for group in groups.values() for parts in group.values() for score in parts[0].turn_scores.values()]
     return {
         "turn_credit/scored_turns": float(len(scores)),
         "turn_credit/score_mean": sum(scores) / max(1, len(scores)),
@@ -72,12 +75,12 @@ def _scored(sequences: list[TrainSequence], gamma: float) -> _Scored:
         raise ValueError(f"the sequences of trajectory {sequences[0].trajectory} differ in their turn scores")
     # Turns are counted through the conversations, so that one after the other they are in order.
     by_branch = [[s for s in sequences if s.branch == branch] for branch in sorted({s.branch for s in sequences})]
-    turns = [np.unique(gather(found, "turns")) for found in by_branch]
-    returns = [returns_to_go([scores.get(turn, 0.0) for turn in found.tolist()], gamma) for found in turns]
+    turns = [np.unique(gather(part, "turns")) for part in by_branch]
+    returns = [returns_to_go([scores.get(turn, 0.0) for turn in part.tolist()], gamma) for part in turns]
     return _Scored(sequences, np.concatenate(turns), np.concatenate(returns))
 
 
-def _add(one: _Scored, credit: Floats) -> None:
-    for sequence in one.sequences:
-        here = credit[np.searchsorted(one.turns, sequence.gather("turns"))]
+def _add(scored: _Scored, credit: Floats) -> None:
+    for sequence in scored.sequences:
+        here = credit[np.searchsorted(scored.turns, sequence.gather("turns"))]
         sequence.write("advantages", sequence.gather("advantages") + here)

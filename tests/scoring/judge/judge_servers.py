@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from rule_judge import ChatRequest, completion, make_app
 
 from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.rule_judge import ChatRequest, completion, make_app
 
 GOOD, DROP, HANG, GARBAGE, EMPTY = "good", "drop", "hang", "garbage", "empty"
 

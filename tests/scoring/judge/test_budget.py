@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from judge_servers import GOOD, real_server, says, settings, unreliable
 
-from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
+from turnwise.config.choices import ScoringRun
 from turnwise.errors import ConfigError, ScoringFailed, TurnwiseError
-from turnwise.scoring.judge.judge import Judge, take_metrics
+from turnwise.scoring.judge.judge import LlmJudge, take_metrics
 from turnwise.scoring.judge.probe import probe_all
 from turnwise.scoring.judge.prompts import Inquiry, equivalence
 from turnwise.scoring.loop_resources import close_loop_resources
@@ -25,7 +25,7 @@ def test_requests_are_counted_with_each_try_and_equal_ones_and_the_cache_are_fre
     async def main() -> None:
         async with unreliable(lambda number, _: 500 if number == 0 else GOOD) as server:
             given = settings(server.url, max_requests=3, cache=str(tmp_path))
-            judge = Judge.shared(given)
+            judge = LlmJudge.shared(given)
             assert [(await judge.decide(inquiry(n))).value for n in (1, 2, 1)] == [0.0, 0.0, 0.0]
             metrics = take_metrics()
             assert (metrics["judge/requests_left"], metrics["judge/over_budget"]) == (0.0, 0.0)
@@ -44,14 +44,14 @@ def test_requests_are_counted_with_each_try_and_equal_ones_and_the_cache_are_fre
 def test_tokens_are_counted_and_a_server_that_counts_none_is_no_silent_way_around() -> None:
     async def main() -> None:
         async with real_server() as url:
-            judge = Judge.shared(settings(url, max_tokens_total=1))
+            judge = LlmJudge.shared(settings(url, max_tokens_total=1))
             assert (await judge.decide(inquiry(42))).value == 1.0  # known only when it is there
             with pytest.raises(ScoringFailed, match=r"spent \(max_tokens_total=1\)"):
                 await judge.decide(inquiry(41))
             assert take_metrics()["judge/tokens_left"] == 0.0
             await close_loop_resources()
         async with unreliable(lambda number, _: says("TRUE") if number >= 0 else GOOD) as server:
-            judge = Judge(settings(server.url, max_tokens_total=1000))
+            judge = LlmJudge(settings(server.url, max_tokens_total=1000))
             with pytest.raises(ConfigError, match="does not count tokens: set max_requests"):
                 await judge.decide(inquiry(42))
             await judge.close()
@@ -63,7 +63,7 @@ def test_a_run_may_be_stopped_and_a_probe_has_no_budget() -> None:
     async def main() -> None:
         async with real_server() as url:
             given = settings(url, max_requests=1, when_spent="stop")
-            judge = Judge(given)
+            judge = LlmJudge(given)
             await judge.decide(inquiry(42))
             with pytest.raises(TurnwiseError, match=r"spent \(max_requests=1\): the run can be resumed"):
                 await judge.decide(inquiry(41))

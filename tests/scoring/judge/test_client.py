@@ -8,9 +8,8 @@ import pytest
 from judge_servers import DROP, EMPTY, GARBAGE, GOOD, HANG, answer, real_server, says, settings, unreliable
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.judge.breaker import Breaker
-from turnwise.scoring.judge.client import JudgeClient
-from turnwise.scoring.judge.judge import Judge
+from turnwise.scoring.judge.client import Breaker, JudgeClient
+from turnwise.scoring.judge.judge import LlmJudge
 from turnwise.scoring.judge.prompts import equivalence
 
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
@@ -31,7 +30,7 @@ async def using(client: JudgeClient, work: Callable[[JudgeClient], Awaitable[Any
 def test_the_real_rule_judge_is_asked_over_http() -> None:
     async def main() -> None:
         async with real_server() as url:
-            judge = Judge(settings(url))
+            judge = LlmJudge(settings(url))
             try:
                 verdicts = await asyncio.gather(*(judge.decide(RIGHT if n % 2 else WRONG) for n in range(10)))
             finally:
@@ -108,7 +107,7 @@ def test_the_time_a_busy_server_asks_for_is_waited_unless_it_is_absurd() -> None
 def test_the_model_is_asked_for_once_and_must_be_clear() -> None:
     async def main() -> None:
         async with unreliable() as server:
-            judge = Judge(settings(server.url))
+            judge = LlmJudge(settings(server.url))
             await asyncio.gather(*(judge.decide(equivalence("q", "a", f"{n}")) for n in range(8)))
             await judge.close()
             assert server.lists == 1 and {one["model"] for one in server.requests} == {"rule-judge"}

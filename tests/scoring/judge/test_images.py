@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.data.image_files import ImageForm, encoded
+from turnwise.data.images.files import ImageForm, encoded
 from turnwise.errors import DataError, ScoringFailed
-from turnwise.scoring.judge.images import data_url, fitting
+from turnwise.scoring.judge.judge import data_url, fitting
 from turnwise.types import Image
 
 pillow = pytest.importorskip("PIL.Image")

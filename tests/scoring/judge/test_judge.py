@@ -13,8 +13,7 @@ import pytest
 from judge_servers import DROP, GARBAGE, GOOD, answer, says, settings, unreliable
 
 from turnwise.errors import ScoringFailed, StorageError
-from turnwise.scoring.judge.cache import FILE, ReplyCache, cache_key
-from turnwise.scoring.judge.judge import Judge, take_metrics
+from turnwise.scoring.judge.judge import FILE, LlmJudge, ReplyCache, cache_key, take_metrics
 from turnwise.scoring.judge.prompts import equivalence, evidence_only
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.loop_resources import close_loop_resources, loop_resources
@@ -22,8 +21,8 @@ from turnwise.scoring.loop_resources import close_loop_resources, loop_resources
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
 
 
-async def decide(options: Any, *inquiries: Any) -> tuple[list[Verdict], Judge]:
-    judge = Judge(options)
+async def decide(options: Any, *inquiries: Any) -> tuple[list[Verdict], LlmJudge]:
+    judge = LlmJudge(options)
     try:
         return list(await asyncio.gather(*(judge.decide(one) for one in inquiries))), judge
     finally:
@@ -58,7 +57,7 @@ def test_a_reply_that_is_no_verdict_is_asked_again_with_the_reason(reply: str | 
 def test_prose_to_the_end_is_a_failure_and_no_zero() -> None:
     async def main() -> None:
         async with unreliable(lambda number, _: says("It depends.") if number >= 0 else GOOD) as server:
-            judge = Judge(settings(server.url, asks=2))
+            judge = LlmJudge(settings(server.url, asks=2))
             with pytest.raises(ScoringFailed, match=r"none of TRUE, FALSE: 'It depends.' \(asked 2 times\)"):
                 await judge.decide(RIGHT)
             await judge.close()
@@ -70,7 +69,7 @@ def test_prose_to_the_end_is_a_failure_and_no_zero() -> None:
 def test_a_reply_that_was_cut_off_is_no_verdict() -> None:
     async def main() -> None:
         async with unreliable(lambda number, _: says("0", "length") if number >= 0 else GOOD) as server:
-            judge = Judge(settings(server.url, asks=1))
+            judge = LlmJudge(settings(server.url, asks=1))
             with pytest.raises(ScoringFailed, match="cut off after max_tokens=16"):
                 await judge.decide(RIGHT)
             await judge.close()
@@ -95,7 +94,7 @@ def test_siblings_that_say_the_same_are_one_request() -> None:
     async def main() -> None:
         async with unreliable() as server:
             server.gate = asyncio.Event()
-            judge = Judge(settings(server.url, model="rule-judge"))
+            judge = LlmJudge(settings(server.url, model="rule-judge"))
             work = [asyncio.ensure_future(judge.decide(WRONG)) for _ in range(8)]
             while not server.requests:
                 await asyncio.sleep(0.005)
@@ -149,7 +148,7 @@ def test_a_key_is_made_of_everything_asked() -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from turnwise.scoring.judge.cache import ReplyCache
+from turnwise.scoring.judge.judge import ReplyCache
 cache = ReplyCache(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -257,15 +256,15 @@ def test_images_are_sent_scaled_down(tmp_path: Path) -> None:
 def test_a_judge_is_shared_in_a_loop_measured_and_closed() -> None:
     async def main() -> dict[str, float]:
         async with unreliable(lambda number, _: 500 if number == 0 else GOOD) as server:
-            judge = Judge.shared(settings(server.url))
-            assert Judge.shared(settings(server.url)) is judge
-            assert Judge.shared(settings(server.url, votes=3)) is not judge
+            judge = LlmJudge.shared(settings(server.url))
+            assert LlmJudge.shared(settings(server.url)) is judge
+            assert LlmJudge.shared(settings(server.url, votes=3)) is not judge
             assert take_metrics() == {}
             await judge.decide(RIGHT)
             metrics = take_metrics()
             assert take_metrics() == {}
             await close_loop_resources()
-            assert loop_resources(Judge) == []
+            assert loop_resources(LlmJudge) == []
             return metrics
 
     metrics = asyncio.run(main())

@@ -5,10 +5,10 @@ import asyncio
 import httpx
 import pytest
 from judge_servers import real_server
+from rule_judge import MODEL, ChatRequest, NotOurs, means_the_same, reply_to
 
 from turnwise.scoring.judge.prompts import Inquiry, again, equivalence, evidence_only, full_trace, graded
-from turnwise.scoring.judge.verdict import Grid
-from turnwise.scoring.rule_judge import MODEL, ChatRequest, NotOurs, means_the_same, reply_to
+from turnwise.scoring.judge.verdict import VerdictScale
 
 
 def asked(inquiry: Inquiry) -> str:
@@ -56,8 +56,8 @@ def test_grades_lie_on_the_grid() -> None:
     assert asked(evidence_only("Where is the red car?", "nothing here", "r")) == "0"
     assert asked(evidence_only("red car gate tree", "a tree", "r")) == "0.25"
     assert asked(full_trace("red car", "red", "r")) == "0.5"
-    assert asked(graded("q", "a", "r", reference="a", grid=Grid((-1.0, 0.0, 2.0)))) == "2"
-    assert asked(graded("q", "a", "r", reference="b", grid=Grid((-1.0, 0.0, 2.0)))) == "-1"
+    assert asked(graded("q", "a", "r", reference="a", grid=VerdictScale((-1.0, 0.0, 2.0)))) == "2"
+    assert asked(graded("q", "a", "r", reference="b", grid=VerdictScale((-1.0, 0.0, 2.0)))) == "-1"
 
 
 def test_asked_again_it_says_the_same() -> None:

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.verdict import BINARY, QUARTERS, Grid, Verdict, majority
+from turnwise.scoring.judge.verdict import BINARY, QUARTERS, Verdict, VerdictScale, majority
 
-THIRDS = Grid((0.0, 1 / 3, 2 / 3, 1.0))
+THIRDS = VerdictScale((0.0, 1 / 3, 2 / 3, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_numbers_snap_to_the_grid_and_no_further() -> None:
 def test_grids_that_cannot_be_told_apart_are_refused() -> None:
     for values in ((), (1.0,), (0.0, 0.01, 1.0), (0.0, 0.0, 1.0)):
         with pytest.raises(ConfigError, match="grid"):
-            Grid(values)
+            VerdictScale(values)
     with pytest.raises(ConfigError, match="words"):
-        Grid((0.0, 0.5, 1.0), words=True)
+        VerdictScale((0.0, 0.5, 1.0), words=True)
 
 
 def test_the_majority_counts_else_the_middle() -> None:

@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
+from turnwise.config.choices import ScoringRun
 from turnwise.errors import ScoringFailed, TurnwiseError
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import ScorerSpec, apply, apply_all, evaluate
@@ -24,7 +24,7 @@ async def runner_for(run, served, serving):
     async with contextlib.AsyncExitStack() as stack:
         config = ScoringConfig(run=run, workers=2, retries=1, batch_size=4)
         if run is ScoringRun.http:
-            server = pytest.importorskip("turnwise.scoring.server")
+            server = pytest.importorskip("turnwise.scoring.runners.server")
             inline = make_runner(ScoringConfig())
             settings = server.RewardServerSettings(scorers=tuple(served))
             config.url = await stack.enter_async_context(serving(server.make_app(inline, None, settings)))

@@ -41,13 +41,8 @@ async def waits(trajectories, *, path=None):
     return [Score(i, {"i": i}, {0: {"t": i}}) if i % 2 else {"a": i, "b": 1} for i in indices(trajectories)]
 
 
-def verl(data_sources, solution_strs, ground_truths, extra_infos, *, scale=1.0, **kwargs):
-    rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
-    return [{"score": scale * said.endswith(truth), "n": info["num_turns"], "pred": said} for _, said, truth, info in rows]
-
-
-def verl_without_score(data_sources, solution_strs, ground_truths):
-    return [{"acc": 1.0} for _ in data_sources]
+def odd_ones_fail(trajectories):
+    return [ScoringFailed(f"no judge for {i}") if i % 2 else i for i in indices(trajectories)]
 
 
 def short(trajectories):
@@ -129,9 +124,9 @@ def test_concurrent_calls_become_full_batches_and_a_rest(functions, trajectory, 
     assert (metrics["scoring/calls"], metrics["scoring/attempts"]) == (11, 11)
 
 
-def test_verls_batch_signature(functions, trajectory):
-    results, _ = score_all(ScorerSpec(f"{functions}:verl", {"scale": 0.5}), [trajectory(1), trajectory(2)])
-    assert [(result.reward, result.parts) for result in results] == [(0.5, {"n": 4.0}), (0.5, {"n": 4.0})]
+def test_one_of_a_batch_may_be_left_without_a_score(functions, trajectory):
+    results, _ = score_all(ScorerSpec(f"{functions}:odd_ones_fail"), [trajectory(0), trajectory(1), trajectory(2)])
+    assert [getattr(result, "reward", str(result)) for result in results] == [0.0, "no judge for 1", 2.0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +134,6 @@ def test_verls_batch_signature(functions, trajectory):
     [
         ("short", PluginError, "returned 2 results for 3 trajectories"),
         ("number", PluginError, "returned 1.0; it must return a list"),
-        ("verl_without_score", PluginError, "a dict without 'score'"),
         ("raises", ScoringFailed, "raises raised KeyError: 'gone'"),
         ("stops", ScoringFailed, "StopIteration"),
         ("own_timeout", ScoringFailed, "own_timeout raised TimeoutError: mine"),
@@ -202,8 +196,8 @@ def test_options_and_settings_are_checked(functions):
     runner = batch.make(ScoringConfig())
     with pytest.raises(ConfigError, match="unknown option 'pat': did you mean 'path'"):
         runner.scorer(ScorerSpec(f"{functions}:sync", {"pat": 1}))
-    with pytest.raises(ConfigError, match="unknown option 'solution_strs'"):
-        runner.scorer(ScorerSpec(f"{functions}:verl", {"solution_strs": []}))
+    with pytest.raises(ConfigError, match="unknown option 'trajectories'"):
+        runner.scorer(ScorerSpec(f"{functions}:sync", {"trajectories": []}))
     with pytest.raises(ConfigError, match="unknown scorer"):
         runner.scorer(ScorerSpec("gsm8"))
     with pytest.raises(PluginError, match="cannot be called"):

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
+from turnwise.storage.trackers.choose import Trackers
 from turnwise.storage.trackers.console import ROWS, SHOWN, ConsoleTracker
-from turnwise.storage.trackers.guard import Trackers
 from turnwise.storage.trackers.tracker import Point
 
 

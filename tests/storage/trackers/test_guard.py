@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
-from turnwise.storage.trackers.guard import FAILURES, Trackers
+from turnwise.storage.trackers.choose import FAILURES, Trackers
 from turnwise.storage.trackers.tracker import Point
 
 LONG = 60.0

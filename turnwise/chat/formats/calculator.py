@@ -7,13 +7,13 @@ import json
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
-from turnwise.chat.thoughts import split_thoughts
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
+from turnwise.chat.reasoning import split_thoughts
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
@@ -25,10 +25,10 @@ _CALL = re.compile(r"<<(.*?)(?:(>>)|(?=<<)|\Z)", re.DOTALL)
 def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
     """The assistant message in a completion's text. What the model only thinks about is never calculated."""
     thoughts, rest = split_thoughts(text, in_reasoning)
-    found = [(match[1], match[2] is not None) for match in _CALL.finditer(rest)]
-    calls = tuple(_call(*one, f"t{turn % 1000:03d}c{n % 10000:04d}") for n, one in enumerate(found))
+    expressions = [(match[1], match[2] is not None) for match in _CALL.finditer(rest)]
+    calls = tuple(_call(*expression, f"t{turn % 1000:03d}c{n % 10000:04d}") for n, expression in enumerate(expressions))
     reasoning = "\n".join(thoughts) if thoughts else None
-    answer = _CALL.sub("", rest) if found else rest
+    answer = _CALL.sub("", rest) if expressions else rest
     return Message(Role.ASSISTANT, text, calls, reasoning=reasoning, answer=answer.strip())
 
 
@@ -42,7 +42,7 @@ def render_call(call: ToolCall) -> str:
 
 
 def render_malformed_call(call: ToolCall) -> str:
-    """The call without its end."""
+    """The text of a call whose closing mark is missing."""
     return render_call(call).removesuffix(CLOSE)
 
 

@@ -6,15 +6,15 @@ All blocks of a turn are one program. A turn with an <answer> is final: code bes
 import json
 from collections.abc import Sequence
 
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
-from turnwise.chat.thoughts import split_thoughts
-from turnwise.code_blocks import PYTHON, CodeBlock, code_blocks
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
+from turnwise.chat.reasoning import split_thoughts
 from turnwise.errors import TemplateError
+from turnwise.system.code_blocks import PYTHON, CodeBlock, code_blocks
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL = "python"
@@ -46,7 +46,7 @@ def render_call(call: ToolCall) -> str:
 
 
 def render_malformed_call(call: ToolCall) -> str:
-    """The call without its end."""
+    """The text of a call whose closing tag is missing."""
     return render_call(call).removesuffix("</code>")
 
 
@@ -57,8 +57,8 @@ def _call(blocks: list[CodeBlock], call_id: str) -> ToolCall:
 
 
 def _without(text: str, blocks: list[CodeBlock]) -> str:
-    kept, position = [], 0
+    pieces, position = [], 0
     for block in blocks:
-        kept.append(text[position : block.start])
+        pieces.append(text[position : block.start])
         position = block.end
-    return "".join([*kept, text[position:]])
+    return "".join([*pieces, text[position:]])

@@ -14,13 +14,13 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.call_json import JsonBefore, call_with
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -71,7 +71,7 @@ def _read(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) -> tuple[
 
 
 def _following(text: str, start: int) -> int:
-    """Where the next mark begins."""
+    """Where the next mark begins in the text, or its end when there is none."""
     following = _NEXT.search(text, start)
     assert following is not None  # \Z matches at the latest
     return following.start()

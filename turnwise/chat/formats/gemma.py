@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.chat.call_json import DEEPEST, load
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import thought_text
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import thought_text
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, ToolCall
 
@@ -98,16 +98,16 @@ def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _items(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """An object or a list."""
+    """Reads an object or a list: its value, and where the text goes on behind it."""
     is_object = text[position] == "{"
-    closing, found, values = "}" if is_object else "]", dict[str, Any](), list[Any]()
+    closing, members, values = "}" if is_object else "]", dict[str, Any](), list[Any]()
     position = _skip(text, position + 1)
     while not text.startswith(closing, position):
         if is_object:
             key = _KEY.match(text, position)
-            if key is None or (key[1] or key[2] or "") in found:
+            if key is None or (key[1] or key[2] or "") in members:
                 raise _Unreadable("an object needs key:value, each key once", position)
-            found[key[1] or key[2] or ""], position = _value(text, key.end(), depth + 1)
+            members[key[1] or key[2] or ""], position = _value(text, key.end(), depth + 1)
         else:
             value, position = _value(text, position, depth + 1)
             values.append(value)
@@ -116,7 +116,7 @@ def _items(text: str, position: int, depth: int) -> tuple[Any, int]:
             position = _skip(text, position + 1)
         elif not text.startswith(closing, position):
             raise _Unreadable(f"the arguments are not closed: {closing} is missing", position)
-    return found if is_object else values, position + 1
+    return members if is_object else values, position + 1
 
 
 def _skip(text: str, position: int) -> int:
@@ -131,9 +131,9 @@ def _written(value: Any, depth: int = 0) -> str:
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, dict):
         keys = {key: key if _PLAIN_KEY.fullmatch(key) else f"{QUOTE}{key}{QUOTE}" for key in value}
-        return "{" + ",".join(f"{keys[key]}:{_written(one, depth + 1)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{keys[key]}:{_written(item, depth + 1)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_written(one, depth + 1) for one in value) + "]"
+        return "[" + ",".join(_written(item, depth + 1) for item in value) + "]"
     return json.dumps(value)
 
 

@@ -54,7 +54,7 @@ def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchem
         else:
             answer, position = _until(_MESSAGE_END, text, header.end())
             answers.append(answer)
-    answer = "\n".join(words for one in answers if (words := one.strip()))
+    answer = "\n".join(words for part in answers if (words := part.strip()))
     reasoning = "\n".join(thoughts) if thoughts else None
     return Message(Role.ASSISTANT, text, tuple(numbered(calls, turn)), reasoning=reasoning, answer=answer)
 
@@ -88,6 +88,6 @@ def _call(name: str, text: str, start: int) -> tuple[FoundCall, int]:
 
 def _until(ending: re.Pattern[str], text: str, start: int) -> tuple[str, int]:
     """(the words up to an end, where they end)."""
-    found = ending.search(text, start)
-    assert found is not None  # \Z matches at the latest
-    return text[start : found.start()].strip(), found.end()
+    match = ending.search(text, start)
+    assert match is not None  # \Z matches at the latest
+    return text[start : match.start()].strip(), match.end()

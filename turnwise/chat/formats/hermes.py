@@ -12,13 +12,13 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.call_json import JsonBefore, call_of
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
 from turnwise.chat.scanning import FoundCall, Piece, Scanner
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

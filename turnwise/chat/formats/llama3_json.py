@@ -11,13 +11,13 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.call_json import JsonBefore, call_of, decode
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 TAG = "<|python_tag|>"
@@ -54,11 +54,11 @@ def read_objects(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) ->
         if body[position] != "{":
             if tagged and not pieces:
                 pieces.append(FoundCall("", {}, f'after {TAG} comes {{"name": ..., "parameters": {{...}}}}'))
-            found = _OBJECT.search(body, position)
-            pieces.append(body[position : found.start() if found else None])
-            if found is None:
+            following = _OBJECT.search(body, position)
+            pieces.append(body[position : following.start() if following else None])
+            if following is None:
                 break
-            position = found.end()
+            position = following.end()
         try:
             value, end = decode(body, position)
         except (ValueError, RecursionError) as error:

@@ -9,12 +9,12 @@ Of MiniMax-M1; M2 writes `minimax`, M3 `minimax_m3`.
 """
 
 from turnwise.chat.call_lists import JsonBlock
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
 
 _BLOCK = JsonBlock("minimax_m1", [("<tool_calls>", "</tool_calls>")], is_list=False)
 parse = _BLOCK.parse

@@ -15,11 +15,11 @@ from typing import Any
 
 from turnwise.chat.argument_types import parameters_of, typed_value, types_of
 from turnwise.chat.call_json import DEEPEST
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import thought_text
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import thought_text
 from turnwise.types import JsonSchema, Message, ToolCall
 
 THINK, UNTHINK = "<mm:think>", "</mm:think>"
@@ -62,7 +62,7 @@ def render_call(call: ToolCall) -> str:
 
 
 def render_malformed_call(call: ToolCall) -> str:
-    """The call without its end."""
+    """The text of a call whose closing tag is missing."""
     return render_call(call).removesuffix(CLOSE)
 
 
@@ -124,12 +124,12 @@ def _call(name: str, node: Node, tools: Sequence[JsonSchema], at: int) -> FoundC
 
 
 def _object(inside: list[tuple[str, Node]], schema: JsonSchema, parameters: JsonSchema, at: int) -> dict[str, Any]:
-    properties, found = schema.get("properties") or {}, dict[str, Any]()
+    properties, members = schema.get("properties") or {}, dict[str, Any]()
     for key, node in inside:
-        if key in found:
+        if key in members:
             raise _Unreadable(f"parameter {key!r} is given twice", at)
-        found[key] = _value(node, properties.get(key), parameters, at)
-    return found
+        members[key] = _value(node, properties.get(key), parameters, at)
+    return members
 
 
 def _value(node: Node, schema: Any, parameters: JsonSchema, at: int) -> Any:
@@ -138,7 +138,7 @@ def _value(node: Node, schema: Any, parameters: JsonSchema, at: int) -> Any:
         empty: dict[frozenset[str], Any] = {frozenset({"array"}): [], frozenset({"object"}): {}}
         return empty[types] if not node and types in empty else typed_value(node, types)
     if types != {"object"} and all(key == ITEM for key, _ in node):
-        return [_value(one, schema.get("items"), parameters, at) for _, one in node]
+        return [_value(item, schema.get("items"), parameters, at) for _, item in node]
     return _object(node, schema, parameters, at)
 
 
@@ -147,8 +147,8 @@ def _node(value: Any) -> Node:
     if isinstance(value, str):
         return value
     if value and isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else [(ITEM, one) for one in value]
-        inside: Node = [(key, _node(one)) for key, one in items]
+        items = value.items() if isinstance(value, dict) else [(ITEM, item) for item in value]
+        inside: Node = [(key, _node(item)) for key, item in items]
         named = all(_NAME.fullmatch(key) for key, _ in items)
         if named and MARK not in _json(value) and _json(_value(inside, None, {}, 0)) == _json(value):
             return inside
@@ -162,7 +162,7 @@ def _json(value: Any) -> str:
 def _written(node: Node) -> str:
     if isinstance(node, str):
         return node
-    return "".join(f"{MARK}<{key}>{_written(one)}{MARK}</{key}>" for key, one in node)
+    return "".join(f"{MARK}<{key}>{_written(child)}{MARK}</{key}>" for key, child in node)
 
 
 _SCANNER = Scanner(re.escape(OPEN), _read, {THINK: UNTHINK})

@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.call_json import JsonBefore, call_of, call_with
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import thought_text
 from turnwise.chat.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import thought_text
 from turnwise.types import JsonSchema, Message, ToolCall
 
 THINK, UNTHINK = "[THINK]", "[/THINK]"
@@ -58,7 +58,7 @@ def _read(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) -> tuple[
         return [call_with(named[1], body.value)], body.stop
     if not isinstance(body.value, list) or not body.value:
         return [FoundCall("", {}, f"after {OPEN} comes NAME{ARGUMENTS} and an object, or a list of calls")], body.stop
-    return [call_of(one) for one in body.value], body.stop
+    return [call_of(item) for item in body.value], body.stop
 
 
 _SCANNER = Scanner(re.escape(OPEN), _read, _THOUGHTS)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from turnwise.chat.call_lists import JsonBlock
 from turnwise.chat.formats.llama3_json import LINE, read_objects
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
+from turnwise.chat.reasoning import THINK as THINK
+from turnwise.chat.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.reasoning import render_thought as render_thought
 from turnwise.chat.scanning import Piece, Scanner, refuse_unless_read_back
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
-from turnwise.chat.thoughts import THINK as THINK
-from turnwise.chat.thoughts import UNTHINK as UNTHINK
-from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 WORD, OPEN, CLOSE = "functools", "<|tool_call|>", "<|/tool_call|>"

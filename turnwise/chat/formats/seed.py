@@ -9,10 +9,10 @@
 Of Seed-OSS; its thoughts stand between <seed:think> tags.
 """
 
+from turnwise.chat.reasoning import ANSWER as ANSWER
+from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.reasoning import STOPS as STOPS
 from turnwise.chat.tagged import TagGrammar
-from turnwise.chat.thoughts import ANSWER as ANSWER
-from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
-from turnwise.chat.thoughts import STOPS as STOPS
 
 THINK, UNTHINK = "<seed:think>", "</seed:think>"
 _GRAMMAR = TagGrammar(

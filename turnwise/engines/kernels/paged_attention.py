@@ -59,11 +59,11 @@ def write_pages(
 
         triton_attention.write_pages(keys, values, k, v, table, slots, places)
         return
-    kept = slots >= 0
-    slots, places = slots[kept].long(), places[kept].long()
+    used = slots >= 0
+    slots, places = slots[used].long(), places[used].long()
     pages = table[slots, places // PAGE].long()
-    keys[pages, :, places % PAGE] = k[kept]
-    values[pages, :, places % PAGE] = v[kept]
+    keys[pages, :, places % PAGE] = k[used]
+    values[pages, :, places % PAGE] = v[used]
 
 
 def paged_attention(
@@ -121,10 +121,10 @@ class _Tiles:
 
     @staticmethod
     def of(blocks: QueryBlocks, part: Tensor) -> "_Tiles":
-        first, count, slot, place = (x[part].long() for x in (blocks.first, blocks.count, blocks.slot, blocks.place))
+        first, count, slot, position = (x[part].long() for x in (blocks.first, blocks.count, blocks.slot, blocks.place))
         column = torch.arange(blocks.size, device=first.device)
         step = torch.minimum(column, count.unsqueeze(1) - 1)
-        return _Tiles(first.unsqueeze(1) + step, column < count.unsqueeze(1), place.unsqueeze(1) + step, slot)
+        return _Tiles(first.unsqueeze(1) + step, column < count.unsqueeze(1), position.unsqueeze(1) + step, slot)
 
 
 def _reference(
@@ -152,29 +152,29 @@ def _reference(
     mixed = queries.new_zeros(count, shared, padded, value_dim)
     low = 0 if layer.window is None else max(int(own.min()) - layer.window + 1, 0)
     for start in range(low // KEY_BLOCK * KEY_BLOCK, int(own.max()) + 1, KEY_BLOCK):
-        place = torch.arange(start, start + KEY_BLOCK, device=q.device)
-        seen = place <= own
+        positions = torch.arange(start, start + KEY_BLOCK, device=q.device)
+        mask = positions <= own
         if layer.window is not None:
-            seen &= place > own - layer.window
-        live = seen.any(dim=2)[:, 0]
-        k, v = (_block(cache, table, tiles.slot, place, live) for cache in (keys, values))
+            mask &= positions > own - layer.window
+        live = mask.any(dim=2)[:, 0]
+        k, v = (_block(cache, table, tiles.slot, positions, live) for cache in (keys, values))
         scores = queries @ k.transpose(2, 3) * layer.scale
         if layer.softcap is not None:
             scores = torch.tanh(scores / layer.softcap) * layer.softcap
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf)
         higher = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
         weights = torch.exp(scores - higher)
-        kept = torch.exp(top - higher)
-        total = total * kept + weights.sum(dim=-1, keepdim=True)
-        mixed = mixed * kept + weights @ v
+        decay = torch.exp(top - higher)
+        total = total * decay + weights.sum(dim=-1, keepdim=True)
+        mixed = mixed * decay + weights @ v
         top = higher
     result = (mixed / total)[:, :, :used].view(count, shared, size, groups, value_dim).transpose(1, 2)
     out[tiles.rows[tiles.inside]] = result[tiles.inside].flatten(1, 2).to(out.dtype)
 
 
-def _block(cache: Tensor, table: Tensor, slot: Tensor, place: Tensor, live: Tensor) -> Tensor:
-    """Positions `place` as [n, Hkv, KEY_BLOCK, D] in float32; zeros where not `live [n, KEY_BLOCK]`, garbage or not."""
-    column = (place // PAGE).clamp(max=table.shape[1] - 1)
+def _block(cache: Tensor, table: Tensor, slot: Tensor, positions: Tensor, live: Tensor) -> Tensor:
+    """These positions as [n, Hkv, KEY_BLOCK, D] in float32; zeros where not `live [n, KEY_BLOCK]`, garbage or not."""
+    column = (positions // PAGE).clamp(max=table.shape[1] - 1)
     pages = table[slot.unsqueeze(1), column].long().masked_fill(~live, 0)
-    rows = cache[pages, :, place % PAGE].transpose(1, 2).float()
+    rows = cache[pages, :, positions % PAGE].transpose(1, 2).float()
     return rows.masked_fill(~live[:, None, :, None], 0.0)

@@ -70,7 +70,7 @@ class _WideLinear(_Product):
 
 
 class _InvariantLinear(_Product):
-    """Triton's product."""
+    """The linear product by Triton's kernel, whose rows do not depend on the other rows of a batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

@@ -93,10 +93,10 @@ def rotate_gradient(
 
 
 def _by_autograd(
-    run: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...], pulls: tuple[Tensor, ...]
+    run: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pulls: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The gradients of what was given; the reference's backward is torch's own."""
+    """The gradients of the inputs; the reference's backward is torch's own."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in given]
-        made = run(*leaves)
-    return torch.autograd.grad(made, leaves, pulls)
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        outputs = run(*leaves)
+    return torch.autograd.grad(outputs, leaves, pulls)

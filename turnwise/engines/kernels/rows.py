@@ -92,13 +92,13 @@ def rotate_into_pages(
 
         return triton_rotation.rotate_into_pages(fused, rotation, keys, values, table, slots)
     with torch.no_grad():
-        kept = slots >= 0
-        places = torch.where(kept, rotation.positions, 0).long()
+        used = slots >= 0
+        places = torch.where(used, rotation.positions, 0).long()
         q, k, v = rotate(fused, replace(rotation, positions=places))
-        page, within = places[kept] // keys.shape[2], places[kept] % keys.shape[2]
-        pages = table[slots[kept].long(), page].long()
-        keys[pages, :, within] = k[kept]
-        values[pages, :, within] = v[kept]
+        page, within = places[used] // keys.shape[2], places[used] % keys.shape[2]
+        pages = table[slots[used].long(), page].long()
+        keys[pages, :, within] = k[used]
+        values[pages, :, within] = v[used]
         return q
 
 

@@ -31,10 +31,10 @@ def _bent(scores, cap, SOFTCAP: tl.constexpr):
 @triton.jit
 def _seen(where, own, window, WINDOW: tl.constexpr):
     """Which keys a query at `own` sees."""
-    seen = where <= own
+    mask = where <= own
     if WINDOW:
-        seen = seen & (where > own - window)
-    return seen
+        mask = mask & (where > own - window)
+    return mask
 
 
 @triton.jit
@@ -78,20 +78,20 @@ def _attend(
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2) % SPLITS
     TILE: tl.constexpr = ROWS // G
     begin = tl.program_id(2) // SPLITS * TILE
-    count, slot, place, first = _block_at(block, COUNT, SLOT, PLACE, FIRST)
+    count, slot, position, first = _block_at(block, COUNT, SLOT, PLACE, FIRST)
     if begin >= count:
         return
     row, d, dv, s = tl.arange(0, ROWS), tl.arange(0, DP), tl.arange(0, DVP), tl.arange(0, BLOCK)
     query, q_of_head = begin + row // G, head * G + row % G
     inside = (row < TILE * G) & (query < count)
-    own, token = place + query, (first + query).to(tl.int64)
+    own, token = position + query, (first + query).to(tl.int64)
     q_at = Q + token[:, None] * q_token + q_of_head[:, None] * q_head + d[None, :]
     q = tl.load(q_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
 
     top, total = _at_first(SINKS + q_of_head, inside & (split == 0), ROWS, HAS_SINKS)
     mixed = tl.zeros([ROWS, DVP], tl.float32)
-    end = place + tl.minimum(count, begin + TILE)
-    low = tl.maximum(place + begin - window + 1, 0) if WINDOW else 0
+    end = position + tl.minimum(count, begin + TILE)
+    low = tl.maximum(position + begin - window + 1, 0) if WINDOW else 0
     start_at, stop = low // BLOCK * BLOCK, end
     if SPLITS > 1:
         share = ((end - start_at + BLOCK - 1) // BLOCK + SPLITS - 1) // SPLITS * BLOCK
@@ -114,9 +114,9 @@ def _attend(
         scores = _bent(tl.dot(q, tl.trans(k), input_precision="ieee") * scale, cap, SOFTCAP)
         scores = tl.where(_seen(where[None, :], own[:, None], window, WINDOW), scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        weights, kept = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
-        total = total * kept + tl.sum(weights, 1)
-        mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        weights, decay = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+        total = total * decay + tl.sum(weights, 1)
+        mixed = mixed * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = higher
     if SPLITS == 1:
         out_at = OUT + token[:, None] * out_token + q_of_head[:, None] * DV + dv[None, :]
@@ -152,9 +152,9 @@ def _combine(
         part = first_part + split * ROWS + row
         part_top = tl.load(TOPS + part)
         higher = tl.maximum(top, part_top)
-        kept, added = tl.exp2(top - higher), tl.exp2(part_top - higher)
-        total = total * kept + tl.load(TOTALS + part) * added
-        mixed = mixed * kept[:, None] + tl.load(PARTS + part[:, None] * DVP + dv[None, :]) * added[:, None]
+        decay, added = tl.exp2(top - higher), tl.exp2(part_top - higher)
+        total = total * decay + tl.load(TOTALS + part) * added
+        mixed = mixed * decay[:, None] + tl.load(PARTS + part[:, None] * DVP + dv[None, :]) * added[:, None]
         top = higher
     token = (tl.load(FIRST + block) + query).to(tl.int64)
     out_at = OUT + token[:, None] * out_token + (head * G + row % G)[:, None] * DV + dv[None, :]
@@ -174,13 +174,13 @@ def _write(
     slot = tl.load(SLOTS + token)
     if slot < 0:
         return
-    place = tl.load(PLACES + token)
-    page = tl.load(TABLE + slot.to(tl.int64) * table_row + place // PAGE).to(tl.int64)
+    position = tl.load(PLACES + token)
+    page = tl.load(TABLE + slot.to(tl.int64) * table_row + position // PAGE).to(tl.int64)
     d, dv = tl.arange(0, DP), tl.arange(0, DVP)
     k = tl.load(K + token * from_k_token + head * from_k_head + d, mask=d < D, other=0.0)
     v = tl.load(V + token * from_v_token + head * from_v_head + dv, mask=dv < DV, other=0.0)
-    k_at = KEYS + page * k_page + head * k_head + place % PAGE * k_row + d
-    v_at = VALUES + page * v_page + head * v_head + place % PAGE * v_row + dv
+    k_at = KEYS + page * k_page + head * k_head + position % PAGE * k_row + d
+    v_at = VALUES + page * v_page + head * v_head + position % PAGE * v_row + dv
     tl.store(k_at, k.to(KEYS.dtype.element_ty), mask=d < D)
     tl.store(v_at, v.to(VALUES.dtype.element_ty), mask=dv < DV)
 

@@ -41,13 +41,13 @@ class Launcher:
             device, constants, even, *options.values(), *map(_dtype, tensors), *map(Tensor.get_device, tensors),
             *map(_kind, numbers),
         )  # fmt: skip
-        found = self._compiled.get(key)
-        if found is None:
+        cached = self._compiled.get(key)
+        if cached is None:
             compiled = self._kernel[(programs,)](*tensors, *numbers, *constants, **options)
             if isinstance(compiled, CompiledKernel):
                 self._compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
             return
-        run, function, metadata = found
+        run, function, metadata = cached
         stream = active.get_current_stream(device)
         run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *numbers, *constants)
 

@@ -105,13 +105,13 @@ def _rotate(
 
     _store(Q + row * (HQ * D) + head * D + pair, ya, yb, half, is_q & within)
     if PAGED:
-        taken = slot >= 0
-        page = tl.load(TABLE + slot * table_stride + position // PAGE, mask=taken, other=0).to(tl.int64)
-        place = position % PAGE
-        to_k = K + page * K_PAGE + place * K_PLACE + (head - HQ) * K_HEAD + pair
-        _store(to_k, ya, yb, half, is_k & within & taken)
-        to_v = V + page * V_PAGE + place * V_PLACE + (head - HQ - HKV) * V_HEAD + pair
-        _store(to_v, first, second, half, is_v & within & taken)
+        used = slot >= 0
+        page = tl.load(TABLE + slot * table_stride + position // PAGE, mask=used, other=0).to(tl.int64)
+        offset = position % PAGE
+        to_k = K + page * K_PAGE + offset * K_PLACE + (head - HQ) * K_HEAD + pair
+        _store(to_k, ya, yb, half, is_k & within & used)
+        to_v = V + page * V_PAGE + offset * V_PLACE + (head - HQ - HKV) * V_HEAD + pair
+        _store(to_v, first, second, half, is_v & within & used)
     else:
         _store(K + row * (HKV * D) + (head - HQ) * D + pair, ya, yb, half, is_k & within)
 
@@ -188,7 +188,7 @@ def _tiles(num_heads, num_kv_heads, head_dim):
 
 
 def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-    """See rows.rotate."""
+    """The Triton kernel of `rows.rotate`, with the same arguments and results."""
     if not torch.is_grad_enabled():
         return turned(ready(fused), rotation)
     return _Rotate.apply(fused, rotation.q_norm, rotation.k_norm, rotation)
@@ -197,7 +197,7 @@ def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
 def rotate_into_pages(
     fused: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor
 ) -> Tensor:
-    """See rows.rotate_into_pages."""
+    """The Triton kernel of `rows.rotate_into_pages`, with the same arguments and results."""
     if keys.stride(3) != 1 or values.stride(3) != 1:
         raise ValueError("a head's numbers lie beside each other in a page")
     pages = (keys, values, table.contiguous(), slots.contiguous())
@@ -266,22 +266,22 @@ def turned_gradient(
     the answer and not what is read.
     """
     normed = rotation.q_norm is not None
-    given = next(g for g in (gq, gk, gv) if g is not None)
+    template = next(g for g in (gq, gk, gv) if g is not None)
     gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
     strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
     heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
     pairs, tile, tiles, warps = _tiles(*heads)
-    rows, dim = len(given), rotation.head_dim
-    to_fused = given.new_empty((rows, (heads[0] + 2 * heads[1]) * dim)) if into is None else into
+    rows, dim = len(template), rotation.head_dim
+    to_fused = template.new_empty((rows, (heads[0] + 2 * heads[1]) * dim)) if into is None else into
     programs = len(parts) if normed else rows * tiles
     if programs:
         _launch_rotate_backward(
             programs,
             (
-                *(given if g is None else g for g in gradients), fused if normed else given,
+                *(template if g is None else g for g in gradients), fused if normed else template,
                 ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(),
-                ready(rotation.q_norm) if normed else given, ready(rotation.k_norm) if normed else given,
-                to_fused, parts if normed else given,
+                ready(rotation.q_norm) if normed else template, ready(rotation.k_norm) if normed else template,
+                to_fused, parts if normed else template,
             ),
             (rows, rotation.eps, *strides),
             (*heads, pairs, tile, tiles, normed, *(g is not None for g in gradients)),
@@ -307,10 +307,10 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx, gq, gk, gv):
         if gq is None and gk is None and gv is None:
             return None, None, None, None
-        kept = ctx.saved_tensors  # once: a layer that is computed again gives each away only once
-        if not kept:
+        saved = ctx.saved_tensors  # once: a layer that is computed again gives each away only once
+        if not saved:
             return turned_gradient(None, ctx.rotation, gq, gk, gv, None), None, None, None
-        parts = head_parts(1, len(kept[0]), ctx.rotation)
-        to_fused = turned_gradient(kept[0], ctx.rotation, gq, gk, gv, parts[0])
+        parts = head_parts(1, len(saved[0]), ctx.rotation)
+        to_fused = turned_gradient(saved[0], ctx.rotation, gq, gk, gv, parts[0])
         to_q, to_k = column_sums(parts, ctx.rotation.q_norm.dtype)[0].split(ctx.rotation.head_dim)
         return to_fused, to_q, to_k, None

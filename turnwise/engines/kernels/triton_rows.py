@@ -27,7 +27,7 @@ def ready(x: Tensor) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, reuse: bool) -> tuple[Tensor, Tensor]:
-    """See rows.add_rms_norm."""
+    """The Triton kernel of `rows.add_rms_norm`, with the same arguments and results."""
     if not torch.is_grad_enabled():
         return norm(x, residual, weight, eps, reuse=reuse)
     if residual is None:
@@ -36,7 +36,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float,
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """See rows.swiglu."""
+    """The Triton kernel of `rows.swiglu`, with the same arguments and results."""
     return _SwiGlu.apply(gate_up) if torch.is_grad_enabled() else gated(ready(gate_up))
 
 

@@ -13,9 +13,9 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
-def _uniform(key, place):
+def _uniform(key, position):
     """The splitmix64 number of a key (its bits as int64) and an absolute position, in [0, 1) with 53 bits."""
-    x = key.to(tl.uint64, bitcast=True) + (place.to(tl.int64) + 1).to(tl.uint64) * _STRIDE
+    x = key.to(tl.uint64, bitcast=True) + (position.to(tl.int64) + 1).to(tl.uint64) * _STRIDE
     x = (x ^ (x >> 30)) * _MIX_1
     x = (x ^ (x >> 27)) * _MIX_2
     x = x ^ (x >> 31)
@@ -63,17 +63,17 @@ def _pick(
     shift = tl.sum(tl.where(index == chunk, m, 0.0), 0)
     share = tl.sum(tl.where(index == chunk, factor, 0.0), 0).to(tl.float64)
 
-    place = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = place < vocab
-    x = tl.load(logits + row.to(tl.int64) * vocab + place, mask=inside, other=float("-inf"))
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = column < vocab
+    x = tl.load(logits + row.to(tl.int64) * vocab + column, mask=inside, other=float("-inf"))
     x = scaled_logits(x, t)
     p = tl.where(inside, tl.exp(x - shift), 0.0).to(tl.float64) * share
     within = tl.cumsum(p, 0)
-    final = tl.max(tl.where(p > 0.0, place, chunk * CHUNK), 0)
-    drawn_token = tl.min(tl.where((within > rest) & (p > 0.0), place, final), 0)
-    best_token = tl.min(tl.where((x == highest) & inside, place, vocab - 1), 0)
+    final = tl.max(tl.where(p > 0.0, column, chunk * CHUNK), 0)
+    drawn_token = tl.min(tl.where((within > rest) & (p > 0.0), column, final), 0)
+    best_token = tl.min(tl.where((x == highest) & inside, column, vocab - 1), 0)
     token = tl.where(greedy, best_token, drawn_token)
-    chosen = tl.sum(tl.where(place == token, x, 0.0), 0)
+    chosen = tl.sum(tl.where(column == token, x, 0.0), 0)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(logprobs + row, chosen - highest - tl.load(row_log + row))
 
@@ -113,13 +113,13 @@ def _advance(
         tl.store(out_tokens + out, token, mask=inside)
         tl.store(out_logprobs + out, logprob, mask=inside)
         left = tl.load(remaining + slot, mask=moving, other=0) - 1
-        place = tl.load(places + slot, mask=moving, other=0) + 1
+        position = tl.load(places + slot, mask=moving, other=0) + 1
         ended = (left <= 0) | (logprob != logprob)
         for k in tl.static_range(STOPS):
             ended = ended | (tl.load(stop_ids + slot * STOPS + k, mask=moving, other=-1) == token)
         tl.debug_barrier()
         tl.store(last_token + slot, token, mask=moving)
-        tl.store(places + slot, place, mask=moving)
+        tl.store(places + slot, position, mask=moving)
         tl.store(remaining + slot, left, mask=moving)
         tl.store(active + slot, tl.where(ended, 0, 1), mask=moving)
     if room:
@@ -133,9 +133,9 @@ def choose(logits: Tensor, keys: Tensor, places: Tensor, temperature: Tensor) ->
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(count, dtype=torch.float32, device=logits.device)
     if count:
-        given = (sums.logits, keys.contiguous(), places.contiguous(), sums.temperature)
-        found = (sums.chunk_max, sums.chunk_sum, sums.max, sums.log, tokens, logprobs)
-        _pick[(count,)](*given, *found, vocab, CHUNKS=padded_chunks(vocab), CHUNK=CHUNK, num_warps=8)
+        inputs = (sums.logits, keys.contiguous(), places.contiguous(), sums.temperature)
+        outputs = (sums.chunk_max, sums.chunk_sum, sums.max, sums.log, tokens, logprobs)
+        _pick[(count,)](*inputs, *outputs, vocab, CHUNKS=padded_chunks(vocab), CHUNK=CHUNK, num_warps=8)
     return tokens, logprobs, sums
 
 
@@ -150,8 +150,8 @@ def advance(
 ) -> None:
     """See `sampling.advance`; `slots` are active, last_token, places, remaining and stop_ids."""
     lines, count = out_tokens.shape
-    given = (tokens, logprobs, rows, *slots, out_tokens, out_logprobs)
-    assert len(tokens) == len(rows) == count and all(part.is_contiguous() for part in given)
+    tensors = (tokens, logprobs, rows, *slots, out_tokens, out_logprobs)
+    assert len(tokens) == len(rows) == count and all(part.is_contiguous() for part in tensors)
     block = min(1024, max(128, triton.next_power_of_2(count)))
-    known = {"STOPS": slots[4].shape[1], "BLOCKS": triton.cdiv(count, block), "BLOCK": block}
-    _advance[(1,)](*given, step, count, lines, **known, num_warps=4)
+    constants = {"STOPS": slots[4].shape[1], "BLOCKS": triton.cdiv(count, block), "BLOCK": block}
+    _advance[(1,)](*tensors, step, count, lines, **constants, num_warps=4)

@@ -24,8 +24,8 @@ def _chunk_sums(logits, temperature, chunk_max, chunk_sum, chunk_moment, vocab, 
     program = tl.program_id(0)
     chunks = tl.cdiv(vocab, CHUNK)
     row = program // chunks
-    place = (program % chunks) * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * vocab + place, mask=place < vocab, other=float("-inf"))
+    column = (program % chunks) * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf"))
     x = scaled_logits(x, tl.load(temperature + row))
     highest = tl.max(x, 0)
     shifted = x - tl.where(highest == float("-inf"), 0.0, highest)
@@ -41,10 +41,10 @@ def _row_sums(chunk_max, chunk_sum, chunk_moment, row_max, row_log, entropies, l
     row = tl.program_id(0)
     index = tl.arange(0, CHUNKS)
     inside = index < chunks
-    place = row * chunks + index
-    m = tl.load(chunk_max + place, mask=inside, other=float("-inf"))
-    s = tl.load(chunk_sum + place, mask=inside, other=0.0)
-    moment = tl.load(chunk_moment + place, mask=inside, other=0.0)
+    offset = row * chunks + index
+    m = tl.load(chunk_max + offset, mask=inside, other=float("-inf"))
+    s = tl.load(chunk_sum + offset, mask=inside, other=0.0)
+    moment = tl.load(chunk_moment + offset, mask=inside, other=0.0)
     highest = tl.max(m, 0)
     empty = m == float("-inf")
     gap = tl.where(empty, 0.0, m - highest)
@@ -62,8 +62,8 @@ def _target_logprobs(logits, targets, temperature, row_max, row_log, logprobs, c
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < count
     target = tl.load(targets + row, mask=inside, other=0).to(tl.int64)
-    known = inside & (target >= 0) & (target < vocab)
-    x = tl.load(logits + row.to(tl.int64) * vocab + target, mask=known, other=float("nan"))
+    valid = inside & (target >= 0) & (target < vocab)
+    x = tl.load(logits + row.to(tl.int64) * vocab + target, mask=valid, other=float("nan"))
     t = tl.load(temperature + row, mask=inside, other=1.0)
     t = tl.where(t == 0.0, 1.0, t)
     highest = tl.load(row_max + row, mask=inside, other=0.0)
@@ -89,22 +89,22 @@ def _gradient(
     program = tl.program_id(0)
     chunks = tl.cdiv(vocab, CHUNK)
     row = program // chunks
-    place = (program % chunks) * CHUNK + tl.arange(0, CHUNK)
-    inside = place < vocab
+    column = (program % chunks) * CHUNK + tl.arange(0, CHUNK)
+    inside = column < vocab
     start = row.to(tl.int64) * vocab
-    x = tl.load(logits + start + place, mask=inside, other=float("-inf"))
+    x = tl.load(logits + start + column, mask=inside, other=float("-inf"))
     logp = scaled_logits(x, temperature) - tl.load(lse + row)
     p = tl.exp(logp)
     gradient = tl.zeros([CHUNK], dtype=tl.float32)
     if LOGPROB:
         pull = tl.load(by_logprob + row)
         target = tl.load(targets + row).to(tl.int32)
-        gradient += tl.where(place == target, pull, 0.0) - p * pull
+        gradient += tl.where(column == target, pull, 0.0) - p * pull
     if ENTROPY:
         spread = tl.load(by_entropy + row)
         gradient -= tl.where(p > 0.0, p * (logp + tl.load(entropies + row)), 0.0) * spread
     gradient = scaled_logits(gradient, temperature)
-    tl.store(out + start + place, gradient.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + start + column, gradient.to(out.dtype.element_ty), mask=inside)
 
 
 class RowSums:
@@ -131,11 +131,11 @@ class RowSums:
     def logprobs(self, targets: Tensor) -> Tensor:
         """Of one token a row [n]; a target outside the vocabulary gives NaN."""
         count, vocab = self.logits.shape
-        found = torch.empty(count, dtype=torch.float32, device=self.logits.device)
+        result = torch.empty(count, dtype=torch.float32, device=self.logits.device)
         if count:
-            given = (self.logits, targets.contiguous(), self.temperature, self.max, self.log)
-            _target_logprobs[(triton.cdiv(count, 128),)](*given, found, count, vocab, BLOCK=128, num_warps=4)
-        return found
+            inputs = (self.logits, targets.contiguous(), self.temperature, self.max, self.log)
+            _target_logprobs[(triton.cdiv(count, 128),)](*inputs, result, count, vocab, BLOCK=128, num_warps=4)
+        return result
 
 
 def padded_chunks(vocab: int) -> int:
@@ -151,7 +151,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def score_rows(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `scores.score_rows`."""
+    """The Triton kernel of `scores.score_rows`, with the same arguments and results."""
     sums = RowSums(logits, torch.full((len(logits),), temperature, dtype=torch.float32, device=logits.device))
     return sums.logprobs(targets), sums.entropies, sums.lse
 
@@ -166,14 +166,14 @@ def score_gradient(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See `scores.score_gradient`."""
+    """The Triton kernel of `scores.score_gradient`, with the same arguments and result."""
     logits = _rows(logits)
     count, vocab = logits.shape
     out = torch.empty((count, vocab), dtype=dtype, device=logits.device)
     if count:
         pulls = [lse if pull is None else pull.float().contiguous() for pull in (by_logprob, by_entropy)]
-        given = (logits, targets.contiguous(), lse.contiguous(), entropies.contiguous(), *pulls, out)
+        tensors = (logits, targets.contiguous(), lse.contiguous(), entropies.contiguous(), *pulls, out)
         wanted = {"LOGPROB": by_logprob is not None, "ENTROPY": by_entropy is not None}
         programs = count * triton.cdiv(vocab, CHUNK)
-        _gradient[(programs,)](*given, float(temperature), vocab, **wanted, CHUNK=CHUNK, num_warps=8)
+        _gradient[(programs,)](*tensors, float(temperature), vocab, **wanted, CHUNK=CHUNK, num_warps=8)
     return out

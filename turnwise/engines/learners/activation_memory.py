@@ -39,8 +39,8 @@ class PassMemory:
     def per_token(self, recompute: int) -> float:
         """When the first `recompute` layers are computed again, one of them at a time."""
         again = min(recompute, self.layers)
-        one = self.kept if again else 0.0
-        return self.outside + (self.layers - again) * self.kept + again * self.entering + one
+        recomputed = self.kept if again else 0.0
+        return self.outside + (self.layers - again) * self.kept + again * self.entering + recomputed
 
 
 def estimate(model: PolicyModel) -> PassMemory:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from turnwise.errors import PluginError
-from turnwise.plugins import call_with, load_function
+from turnwise.system.plugins import call_with, load_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,17 +33,17 @@ def losses(name: str, batch: LossBatch) -> "Tensor":
     import torch
 
     where = f"loss {name!r}"
-    found = call_with(load_function(name, "loss"), batch, where)
-    if not isinstance(found, torch.Tensor):
-        raise PluginError(f"{where} returned {type(found).__name__}, not a tensor")
-    if found.shape != batch.logprobs.shape:
-        shape, wanted = tuple(found.shape), tuple(batch.logprobs.shape)
+    loss = call_with(load_function(name, "loss"), batch, where)
+    if not isinstance(loss, torch.Tensor):
+        raise PluginError(f"{where} returned {type(loss).__name__}, not a tensor")
+    if loss.shape != batch.logprobs.shape:
+        shape, wanted = tuple(loss.shape), tuple(batch.logprobs.shape)
         raise PluginError(f"{where} returned a tensor of shape {shape} for {wanted[0]} tokens: return {wanted}")
-    if not torch.isfinite(found).all():
-        raise PluginError(f"{where} returned a loss that is not finite for one of {len(found)} tokens")
-    if not found.requires_grad:
+    if not torch.isfinite(loss).all():
+        raise PluginError(f"{where} returned a loss that is not finite for one of {len(loss)} tokens")
+    if not loss.requires_grad:
         raise PluginError(f"{where} returned losses without a gradient: they do not depend on batch.logprobs")
-    return found
+    return loss
 
 
 def try_loss(name: str) -> None:
@@ -57,8 +57,8 @@ def try_loss(name: str) -> None:
         advantages=torch.tensor([1.0, 1.0, 1.0, -0.5, 0.0]),
         episodes=torch.tensor([0, 0, 0, 1, 1]),
     )
-    found = losses(name, batch).sum()
-    (gradient,) = torch.autograd.grad(found, logprobs, allow_unused=True)
+    total = losses(name, batch).sum()
+    (gradient,) = torch.autograd.grad(total, logprobs, allow_unused=True)
     if gradient is None or not gradient.any():
         raise PluginError(f"loss {name!r} has the gradient 0 for advantages that are not")
     if not torch.isfinite(gradient).all():

@@ -3,6 +3,7 @@
 Legend: T tokens, N policy tokens among them, S sequences, K trajectories they are segments of.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +13,14 @@ from torch import Tensor
 from turnwise.engines.learners.token_batch import Floats, Ints, TokenBatch
 from turnwise.engines.model.attention import sent
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan, check_places, within
+from turnwise.ledger import MediaSpan, check_places
 
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights")
 """Arrays [N] that losses read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShownSequence:
+class ImageSequence:
     """A sequence as it is before it is sent: its tokens, and its images at their places in it."""
 
     tokens: Ints
@@ -53,12 +54,12 @@ class DeviceBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
-    shown: tuple[ShownSequence, ...] = ()
+    shown: tuple[ImageSequence, ...] = ()
     """[S] the sequences where any has images; none for text alone."""
 
     @property
     def targets(self) -> Tensor:
-        """The policy's tokens [N]."""
+        """The policy's tokens [N], which the loss is computed for."""
         return self.tokens[self.index]
 
     def trajectory_sums(self, values: Tensor) -> Tensor:
@@ -91,11 +92,11 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
     )
 
 
-def _shown(batch: TokenBatch) -> tuple[ShownSequence, ...]:
+def _shown(batch: TokenBatch) -> tuple[ImageSequence, ...]:
     ends = np.cumsum(batch.lengths).tolist()
     starts = [0, *ends[:-1]]
     spans = zip(starts, ends, strict=True)
-    return tuple(ShownSequence(batch.tokens[start:end], within(batch.media, start, end)) for start, end in spans)
+    return tuple(ImageSequence(batch.tokens[start:end], within(batch.media, start, end)) for start, end in spans)
 
 
 def check(batch: TokenBatch) -> None:
@@ -132,3 +133,8 @@ def _check_media(batch: TokenBatch) -> None:
             raise EngineError(f"image {span.media.digest} begins in one sequence and ends in another")
         if np.searchsorted(batch.index, span.start) != np.searchsorted(batch.index, span.end):
             raise EngineError(f"the tokens of image {span.media.digest} are not the policy's, and cannot be scored")
+
+
+def within(spans: Iterable[MediaSpan], start: int, end: int) -> tuple[MediaSpan, ...]:
+    """Those of which any token lies in [start, end), counted from `start`; one that is cut has a part outside."""
+    return tuple(span.shifted(-start) for span in spans if span.start < end and span.end > start)

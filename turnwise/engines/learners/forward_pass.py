@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import Precision
 from turnwise.engines.devices import learner_here
-from turnwise.engines.learners.device_batch import DeviceBatch, ShownSequence
+from turnwise.engines.learners.device_batch import DeviceBatch, ImageSequence
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
+from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
-from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
 from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.errors import EngineError
 
@@ -58,13 +58,13 @@ class ForwardPass:
 
     def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
         """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
-        _check_sees(model, batch)
+        _check_vision(model, batch)
         if model.shape.no_packing is None:
             return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.shown)
         return torch.cat(
             [
-                self._states(model, tokens, [len(tokens)], rows - 1, recompute, shown)
-                for tokens, rows, shown in _apart(batch)
+                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences)
+                for tokens, rows, sequences in _apart(batch)
             ]
         )
 
@@ -75,22 +75,25 @@ class ForwardPass:
         lengths: Sequence[int],
         rows: Tensor,
         recompute: int,
-        shown: Sequence[ShownSequence],
+        sequences: Sequence[ImageSequence],
     ) -> Tensor:
-        if any(one.media for one in shown):
-            inputs = self._looking(model, tokens, shown)
+        if any(sequence.media for sequence in sequences):
+            inputs = self._looking(model, tokens, sequences)
         else:
             inputs = ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
-    def _looking(self, model: PolicyModel, tokens: Tensor, shown: Sequence[ShownSequence]) -> ModelInputs:
-        """Tokens with images among them; each image is looked at once, however often it is there."""
-        found = iter(model.look([span.media for one in shown for span in one.media]))
-        stretches = [Stretch([(span, next(found)) for span in one.media], 0, len(one.tokens)) for one in shown]
-        places = joined_positions([model.positions(one.tokens, one.media) for one in shown])
+    def _looking(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
+        """Tokens with images among them; each image is encoded once, however often it is there."""
+        features = iter(model.look([span.media for sequence in sequences for span in sequence.media]))
+        stretches = [
+            Stretch([(span, next(features)) for span in sequence.media], 0, len(sequence.tokens))
+            for sequence in sequences
+        ]
+        places = joined_positions([model.positions(sequence.tokens, sequence.media) for sequence in sequences])
         return ModelInputs(
-            tokens, attention.sent(torch.from_numpy(places), self.device), seen_in(stretches, self.device)
+            tokens, attention.sent(torch.from_numpy(places), self.device), joined_features(stretches, self.device)
         )
 
     def _attend(self, model: PolicyModel, lengths: Sequence[int]) -> Attend:
@@ -130,24 +133,24 @@ class ForwardPass:
         for tokens, inside, _ in _apart(batch):
             places = pad_rows(torch.arange(len(tokens)), regime)
             hidden = model(ModelInputs(pad_rows(tokens, regime), places), attention.exact([len(tokens)], regime))
-            for some in torch.split(inside, EXACT_CHUNK):
-                logits = model.logits(pad_rows(hidden.index_select(0, some - 1), regime))[: len(some)]
-                parts.append(token_logprobs(logits, tokens[some], self.temperature))
+            for rows in torch.split(inside, EXACT_CHUNK):
+                logits = model.logits(pad_rows(hidden.index_select(0, rows - 1), regime))[: len(rows)]
+                parts.append(token_logprobs(logits, tokens[rows], self.temperature))
         return torch.cat(parts)
 
 
-def _check_sees(model: PolicyModel, batch: DeviceBatch) -> None:
+def _check_vision(model: PolicyModel, batch: DeviceBatch) -> None:
     if batch.shown and not model.sees:
         raise EngineError(f"{type(model).__name__} reads text only, and there are images in this batch")
 
 
-def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ShownSequence, ...]]]:
+def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]]:
     """The tokens of each sequence that has any of the policy's, the places of those in it, and its images."""
     tokens, index = torch.split(batch.tokens, [*batch.lengths]), torch.split(batch.index, [*batch.written])
-    found: list[tuple[Tensor, Tensor, tuple[ShownSequence, ...]]] = []
+    sequences: list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]] = []
     start = 0
     for number, (own, inside) in enumerate(zip(tokens, index, strict=True)):
         if len(inside):
-            found.append((own, inside - start, batch.shown[number : number + 1]))
+            sequences.append((own, inside - start, batch.shown[number : number + 1]))
         start += len(own)
-    return found
+    return sequences

@@ -49,11 +49,11 @@ class Gradients:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are any."""
+        """Whether there are gradients that no optimizer step has used yet."""
         return bool(self._sums) or any(p.grad is not None for p in (*self._wide.values(), *self._narrow.values()))
 
     def forget(self) -> None:
-        """Drop them all."""
+        """Drops all gradients, those of parameters and their sums."""
         self._sums.clear()
         self._clear()
 
@@ -63,13 +63,13 @@ class Gradients:
 
     def _gather(self) -> None:
         """Add what narrow parameters hold to their sums."""
-        found = {name: p.grad for name, p in self._narrow.items() if p.grad is not None}
-        known = [name for name in found if name in self._sums]
-        new = widened({name: gradient for name, gradient in found.items() if name not in self._sums})  # may not fit
-        if known:
-            _add([self._sums[name] for name in known], [found[name] for name in known])
+        gradients = {name: p.grad for name, p in self._narrow.items() if p.grad is not None}
+        old = [name for name in gradients if name in self._sums]
+        new = widened({name: gradient for name, gradient in gradients.items() if name not in self._sums})  # may not fit
+        if old:
+            _add([self._sums[name] for name in old], [gradients[name] for name in old])
         self._sums |= new
-        for name in found:
+        for name in gradients:
             self._narrow[name].grad = None
 
 
@@ -91,7 +91,7 @@ def total_norm(gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients.values():
         by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    norms = [norm for some in by_dtype.values() for norm in torch._foreach_norm(some, 2.0, dtype=torch.float32)]
+    norms = [norm for tensors in by_dtype.values() for norm in torch._foreach_norm(tensors, 2.0, dtype=torch.float32)]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 

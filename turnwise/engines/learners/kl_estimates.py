@@ -8,7 +8,7 @@ a reward and k2 or k3 in a loss.
 import torch
 from torch import Tensor
 
-from turnwise.choices import KLEstimator
+from turnwise.config.choices import KLEstimator
 
 LOG_RATIO_LIMIT = 20.0
 """exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""

@@ -22,7 +22,7 @@ class NotFinite(TurnwiseError):
 
 
 class Who(enum.StrEnum):
-    """Whose scores are asked for."""
+    """The model whose scores of a batch are wanted."""
 
     POLICY = "policy"
     """Log-probs of the policy as it is now."""

@@ -3,19 +3,19 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.choices import OptimizerName
 from turnwise.config import LearnerConfig
+from turnwise.config.choices import OptimizerName
 from turnwise.engines.devices import device_of
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
 from turnwise.engines.learners.critic import Critic
@@ -25,7 +25,7 @@ from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, U
 from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
-from turnwise.engines.learners.splitting import BatchPart, halves, whole
+from turnwise.engines.learners.splitting import Attempt, BatchPart, halves, whole
 from turnwise.engines.learners.state import below, check_names, differences, identity, read_state, write_state
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
@@ -40,7 +40,6 @@ CHUNK_TOKENS = 1024
 """Logits are made for this many tokens at once on the CPU; on a GPU memory decides."""
 
 TOKEN_OUTPUTS = ("logprobs", "entropies")
-Made = TypeVar("Made")
 
 Loss = Callable[[PolicyTokens, DeviceBatch], tuple[Tensor, Metrics]]
 """A scalar to differentiate, and metrics."""
@@ -125,8 +124,8 @@ class LocalLearner:
         """The critic's trunk computes as the policy does; its head is float32."""
         wide: dict[str, Tensor] = {}
         if critic.trunk is not None:
-            critic.trunk, found = make_working(critic.trunk, self.device, dtype, invariant=self.forward.invariant)
-            wide = {f"trunk.{name}": tensor for name, tensor in found.items()}
+            critic.trunk, masters = make_working(critic.trunk, self.device, dtype, invariant=self.forward.invariant)
+            wide = {f"trunk.{name}": tensor for name, tensor in masters.items()}
         parameters, lr = critic.to(self.device).named_parameters(), self._config.critic_lr
         return Optimizer(parameters, self._config, lr=lr, updates=updates, wide=wide)
 
@@ -138,9 +137,12 @@ class LocalLearner:
     @torch.no_grad()
     def score(self, batch: TokenBatch, who: Who) -> Floats:
         """One number [N] for every policy token, without gradient."""
-        parts = self._in_parts(batch, lambda part: self._scored(on_device(part, self.device), who))
-        found = _numpy(torch.cat([scores for _, scores in parts]))
-        return _laid_out(found, [part for part, _ in parts])
+        parts: list[tuple[BatchPart, Tensor]] = []
+        for attempt in self._attempts(batch):
+            with attempt:
+                parts.append((attempt.part, self._scored(on_device(attempt.part.batch, self.device), who)))
+        scores = _numpy(torch.cat([scores for _, scores in parts]))
+        return _laid_out(scores, [part for part, _ in parts])
 
     def _scored(self, here: DeviceBatch, who: Who) -> Tensor:
         match who:
@@ -160,42 +162,47 @@ class LocalLearner:
     def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
         """One optimizer step on the micro-batches of a minibatch; the host waits for the device once, before it."""
         loss = partial(evaluate, objective=objective)
+        by_batch: list[list[tuple[BatchPart, Accumulated]]] = []
         try:
-            found = [self._in_parts(batch, lambda part: self.accumulate(part, loss)) for batch in batches]
-            if not found:
+            for batch in batches:
+                by_batch.append([])
+                for attempt in self._attempts(batch):
+                    with attempt:
+                        by_batch[-1].append((attempt.part, self.accumulate(attempt.part.batch, loss)))
+            done = [entry for parts in by_batch for entry in parts]
+            if not done:
                 raise EngineError("an update needs a batch")
-            done = [one for parts in found for one in parts]
             norms = {name: optimizer.gradient_norm() for name, optimizer in self._optimizers.items()}
-            metrics, known = self._metrics([made for _, made in done], [part.batch for part, _ in done], norms)
-            logprobs, entropies = (_numpy(torch.cat([getattr(made, n) for _, made in done])) for n in TOKEN_OUTPUTS)
-            metrics |= self._step(known)
+            metrics, norm_values = self._metrics(
+                [accumulated for _, accumulated in done], [part.batch for part, _ in done], norms
+            )
+            logprobs, entropies = (
+                _numpy(torch.cat([getattr(accumulated, n) for _, accumulated in done])) for n in TOKEN_OUTPUTS
+            )
+            metrics |= self._step(norm_values)
         finally:
             self._forget()  # of an update that failed nothing may wait for the next
         outputs: list[TokenOutputs] = []
         start = 0
-        for batch, parts in zip(batches, found, strict=True):
+        for batch, parts in zip(batches, by_batch, strict=True):
             own, places = slice(start, start + len(batch.index)), [part for part, _ in parts]
             outputs.append(TokenOutputs(_laid_out(logprobs[own], places), _laid_out(entropies[own], places)))
             start = own.stop
         return UpdateResult(outputs, metrics)
 
-    def _in_parts(self, batch: TokenBatch, work: Callable[[TokenBatch], Made]) -> list[tuple[BatchPart, Made]]:
-        """Do the work on the whole batch, or on halves of what does not fit the memory."""
-        done: list[tuple[BatchPart, Made]] = []
+    def _attempts(self, batch: TokenBatch) -> Iterator[Attempt]:
+        """The whole batch, or halves of what does not fit the memory, each to be worked on `with` the attempt."""
         waiting = [whole(batch)]
         while waiting:
             part = waiting.pop()
             if self._memory.exceeded_by(len(part.batch.tokens)) and len(smaller := halves(part)) > 1:
                 waiting += reversed(smaller)
                 continue
-            try:
-                done.append((part, work(part.batch)))
-                continue
-            except torch.OutOfMemoryError as error:
-                refused = str(error)
-            # Out here nothing holds what the failed pass had allocated any more.
-            waiting += reversed(self._smaller(part, refused))
-        return done
+            attempt = Attempt(part)
+            yield attempt
+            # Out here nothing holds what a failed pass had allocated any more.
+            if attempt.refused is not None:
+                waiting += reversed(self._smaller(part, attempt.refused))
 
     def _smaller(self, part: BatchPart, refused: str) -> list[BatchPart]:
         """What to do instead of a part that did not fit."""
@@ -236,16 +243,16 @@ class LocalLearner:
         return Accumulated(total.detach(), metrics, logprobs.detach(), entropy.detach())
 
     def _metrics(
-        self, found: Sequence[Accumulated], batches: Sequence[TokenBatch], norms: Mapping[str, Tensor]
+        self, results: Sequence[Accumulated], batches: Sequence[TokenBatch], norms: Mapping[str, Tensor]
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Shares of the micro-batches added up and the gradients' norms; every loss must be finite."""
-        names = [*found[0].metrics, "loss"]
-        shares = [f.metrics.get(n, f.loss).double() for f in found for n in names]
+        names = [*results[0].metrics, "loss"]
+        shares = [f.metrics.get(n, f.loss).double() for f in results for n in names]
         numbers = torch.stack([*shares, *(norm.double() for norm in norms.values())]).tolist()
         counted = sum(len(batch.index) for batch in batches)
         totals = dict.fromkeys(names, 0.0)
-        for place, batch in enumerate(batches):
-            row = numbers[place * len(names) : (place + 1) * len(names)]
+        for number, batch in enumerate(batches):
+            row = numbers[number * len(names) : (number + 1) * len(names)]
             if not math.isfinite(row[-1]):
                 raise NotFinite(f"the loss is {row[-1]} after {self.step} steps")
             for name, share in zip(names, row, strict=True):
@@ -317,7 +324,7 @@ class LocalLearner:
         """There is nothing to wait for."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: this learner runs no other processes."""
 
     def load(self, folder: Path) -> None:
         """Go on from a saved state; one of another model is refused by name before anything changes."""
@@ -353,11 +360,11 @@ class LocalLearner:
         differing = differences({key: info.get(key) for key in mine}, mine)
         if differing:
             raise EngineError(f"the saved state is of another model: {'; '.join(differing)}")
-        kept = info.get("optimizer", OptimizerName.adamw.value)
-        if kept != self._config.optimizer.value:
+        saved = info.get("optimizer", OptimizerName.adamw.value)
+        if saved != self._config.optimizer.value:
             here = self._config.optimizer.value
             raise EngineError(
-                f"the saved state is of learner.optimizer={kept}, which learner.optimizer={here} cannot read"
+                f"the saved state is of learner.optimizer={saved}, which learner.optimizer={here} cannot read"
             )
         places = {f"{model}.{n}": m for model, o in self._optimizers.items() for n, m in o.masters.items()}
         check_names(tensors, places, self._moment_shape)
@@ -368,8 +375,8 @@ class LocalLearner:
     def _moment_shape(self, name: str) -> torch.Size | None:
         """Of `optimizer.MODEL.NAME.KIND`, None for what has no place here."""
         kind, model, moment = [*name.split(".", 2), "", ""][:3]
-        known = kind == "optimizer" and model in self._optimizers
-        return self._optimizers[model].expected(moment) if known else None
+        is_moment = kind == "optimizer" and model in self._optimizers
+        return self._optimizers[model].expected(moment) if is_moment else None
 
     def _identity(self) -> dict[str, Any]:
         return identity(self.model, self.critic)
@@ -379,15 +386,15 @@ class LocalLearner:
             optimizer.forget()
 
 
-def _numpy(found: Tensor) -> Floats:
-    array: Floats = found.float().cpu().numpy()
+def _numpy(tensor: Tensor) -> Floats:
+    array: Floats = tensor.float().cpu().numpy()
     return array
 
 
-def _laid_out(found: Floats, parts: Sequence[BatchPart]) -> Floats:
-    """What was found for the parts of a batch, one behind the other, in the order of the batch."""
+def _laid_out(values: Floats, parts: Sequence[BatchPart]) -> Floats:
+    """The values of the parts of a batch, which come one part behind the other, in the order of the batch."""
     if len(parts) == 1:
-        return found
-    ordered = np.empty_like(found)
-    ordered[np.concatenate([part.places for part in parts])] = found
+        return values
+    ordered = np.empty_like(values)
+    ordered[np.concatenate([part.places for part in parts])] = values
     return ordered

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.choices import Aggregation, PolicyLoss
+from turnwise.config.choices import Aggregation, PolicyLoss
+from turnwise.config.knobs import is_plugin
 from turnwise.engines.learners import custom_loss, kl_estimates
 from turnwise.engines.learners.device_batch import DeviceBatch
 from turnwise.engines.learners.objective import Objective, Supervised
 from turnwise.errors import ConfigError
-from turnwise.knobs import is_plugin
 
 MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
 """Metrics that describe tokens; they are means over the tokens that were computed."""
@@ -35,14 +35,14 @@ class PolicyTokens:
     """[N] with gradient when there is a critic, of the state before each token."""
 
 
-def evaluate(found: PolicyTokens, batch: DeviceBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+def evaluate(tokens: PolicyTokens, batch: DeviceBatch, objective: Objective) -> tuple[Tensor, Metrics]:
     """The scalar to differentiate, and this batch's shares of the minibatch's metrics."""
     if objective.loss == Supervised.NLL:
-        return supervised(found.logprobs, batch, objective), {}
-    total, metrics = policy_objective(found.logprobs, found.entropy, batch, objective)
-    if found.values is None:
+        return supervised(tokens.logprobs, batch, objective), {}
+    total, metrics = policy_objective(tokens.logprobs, tokens.entropy, batch, objective)
+    if tokens.values is None:
         return total, metrics
-    value_loss, more = value_objective(found.values, batch, objective.value_clip)
+    value_loss, more = value_objective(tokens.values, batch, objective.value_clip)
     return total + objective.value_loss * value_loss, metrics | more
 
 
@@ -108,7 +108,7 @@ def cispo(logprobs: Tensor, old: Tensor, advantages: Tensor, clip_low: float, cl
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor) -> TokenLoss:
-    """The plain policy gradient."""
+    """The loss of the plain policy gradient: -advantage * log-prob."""
     none = torch.zeros_like(advantages)
     return TokenLoss(-advantages * logprobs, none, none)
 
@@ -140,8 +140,8 @@ def policy_objective(
     a rejected token still counts in the denominators, so that rejecting makes a step smaller and never louder.
     """
     _check_aligned(batch, logprobs=logprobs, entropy=entropy)
-    found = _token_loss(logprobs, batch, objective)
-    weighted = found.loss if batch.weights is None else found.loss * batch.weights
+    token_loss = _token_loss(logprobs, batch, objective)
+    weighted = token_loss.loss if batch.weights is None else token_loss.loss * batch.weights
 
     def share(losses: Tensor) -> Tensor:
         return aggregate(losses, batch, objective.aggregation, objective.aggregation_length)
@@ -150,11 +150,11 @@ def policy_objective(
     total = pg_loss
     metrics = {
         "actor/pg_loss": pg_loss.detach(),
-        "actor/pg_clipfrac": _mean(found.clipped, batch),
+        "actor/pg_clipfrac": _mean(token_loss.clipped, batch),
         "actor/entropy": _mean(entropy, batch),
     }
     if objective.clip_dual is not None:
-        metrics["actor/pg_clipfrac_lower"] = _mean(found.clipped_lower, batch)
+        metrics["actor/pg_clipfrac_lower"] = _mean(token_loss.clipped_lower, batch)
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
     if objective.entropy:
@@ -171,23 +171,23 @@ def policy_objective(
 def _token_loss(logprobs: Tensor, batch: DeviceBatch, objective: Objective) -> TokenLoss:
     if batch.advantages is None:
         raise ValueError("the batch has no advantages: advantages.assign writes them")
-    if objective.loss == PolicyLoss.reinforce:
+    loss = None if is_plugin(objective.loss) else PolicyLoss(objective.loss)
+    if loss is PolicyLoss.reinforce:
         return reinforce(logprobs, batch.advantages)
     if batch.old_logprobs is None:
         raise ValueError(f"{objective.loss} needs old_logprobs, the learner's from before the step's first update")
     old, advantages, low, high = batch.old_logprobs, batch.advantages, objective.clip_low, objective.clip_high
-    if is_plugin(objective.loss):
-        none, given = torch.zeros_like(advantages), custom_loss.LossBatch(logprobs, old, advantages, batch.trajectory)
-        return TokenLoss(custom_loss.losses(objective.loss, given), none, none)
-    match PolicyLoss(objective.loss):
+    match loss:
+        case None:
+            loss_batch = custom_loss.LossBatch(logprobs, old, advantages, batch.trajectory)
+            zeros = torch.zeros_like(advantages)
+            return TokenLoss(custom_loss.losses(objective.loss, loss_batch), zeros, zeros)
         case PolicyLoss.ppo_clip:
             return ppo_clip(logprobs, old, advantages, low, high, objective.clip_dual)
         case PolicyLoss.gspo:
             return gspo(logprobs, old, advantages, batch, low, high)
         case PolicyLoss.cispo:
             return cispo(logprobs, old, advantages, low, high)
-        case PolicyLoss.reinforce:
-            return reinforce(logprobs, advantages)
 
 
 def value_objective(values: Tensor, batch: DeviceBatch, clip: float | None) -> tuple[Tensor, Metrics]:

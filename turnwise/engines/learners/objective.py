@@ -3,12 +3,12 @@
 import enum
 from dataclasses import dataclass
 
-from turnwise.choices import Aggregation, KLEstimator
 from turnwise.config import AlgorithmConfig
+from turnwise.config.choices import Aggregation, KLEstimator
 
 
 class Supervised(enum.StrEnum):
-    """Losses that need no reward."""
+    """The losses of supervised fine-tuning, which need no reward."""
 
     NLL = "nll"
     """The negative log-likelihood of the policy's tokens: supervised fine-tuning."""
@@ -36,7 +36,7 @@ class Objective:
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig) -> "Objective":
-        """That of a config."""
+        """The objective that the config's algorithm describes."""
         return cls(
             loss=algorithm.loss,
             aggregation=algorithm.aggregation,

@@ -1,4 +1,4 @@
-"""AdamW for one model: float32 masters of narrow weights, learning rate, clipping, and a state of named tensors."""
+"""AdamW for one model, plain or with moments of one byte: float32 masters, learning rate, clipping, state by name."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim.adamw import adamw
 
-from turnwise.choices import Decay, Offload, OptimizerName
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners import adamw8bit
-from turnwise.engines.learners.adamw8bit import AdamW8bit
+from turnwise.config.choices import Decay, Offload, OptimizerName
 from turnwise.engines.learners.gradients import Gradients, is_narrow, total_norm, widened
 from turnwise.errors import EngineError
 
@@ -52,8 +51,8 @@ class Optimizer:
         self._device = next(iter(self.parameters.values())).device
         self._offload = config.offload is Offload.optimizer
         self.gradients = Gradients(self.parameters)
-        given = wide or {}
-        self.masters = {name: self._master(p, given.get(name, p)) for name, p in self.parameters.items()}
+        initial = wide or {}
+        self.masters = {name: self._master(p, initial.get(name, p)) for name, p in self.parameters.items()}
         self._parts = _adamw(self.masters.values(), config, lr)
         self._staged: dict[str, Tensor] = {}
         """Gradients as the next step takes them."""
@@ -153,11 +152,11 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """The moments as `NAME.exp_avg`, `NAME.exp_avg_sq` and `NAME.step`; nothing of what was never trained."""
-        kept: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             moments = self._part(master).state.get(master, {})
-            kept.update({f"{name}.{kind}": tensor.detach() for kind, tensor in moments.items()})
-        return kept
+            tensors.update({f"{name}.{kind}": tensor.detach() for kind, tensor in moments.items()})
+        return tensors
 
     def expected(self, name: str) -> torch.Size | None:
         """The shape of one tensor of the state, None for a name that has no place in it."""
@@ -175,18 +174,18 @@ class Optimizer:
             part.state.clear()
         for name, master in self.masters.items():
             part = self._part(master)
-            found = {k: moments[f"{name}.{k}"] for k in self._shapes(master) if f"{name}.{k}" in moments}
-            copies = {k: torch.empty_like(t, device=_home(part, k, master)).copy_(t) for k, t in found.items()}
+            own = {k: moments[f"{name}.{k}"] for k in self._shapes(master) if f"{name}.{k}" in moments}
+            copies = {k: torch.empty_like(t, device=_home(part, k, master)).copy_(t) for k, t in own.items()}
             if copies:
                 part.state[master] = copies
 
     def _part(self, master: nn.Parameter) -> torch.optim.Optimizer:
         """The one that trains a parameter."""
-        return self._parts[0] if len(self._parts) == 1 or adamw8bit.is_small(master) else self._parts[1]
+        return self._parts[0] if len(self._parts) == 1 or is_small(master) else self._parts[1]
 
     def _shapes(self, master: nn.Parameter) -> dict[str, torch.Size]:
         if isinstance(self._part(master), AdamW8bit):
-            return adamw8bit.moment_shapes(master)
+            return moment_shapes(master)
         return {"exp_avg": master.shape, "exp_avg_sq": master.shape, "step": torch.Size(())}
 
 
@@ -195,8 +194,8 @@ def _adamw(masters: Iterable[nn.Parameter], config: LearnerConfig, lr: float) ->
     all_of_them, betas = list(masters), (0.9, config.beta2)
     if config.optimizer is OptimizerName.adamw:
         return [torch.optim.AdamW(_groups(all_of_them, config), lr=lr, betas=betas, fused=True)]
-    small = _groups([m for m in all_of_them if adamw8bit.is_small(m)], config)
-    large = _groups([m for m in all_of_them if not adamw8bit.is_small(m)], config)
+    small = _groups([m for m in all_of_them if is_small(m)], config)
+    large = _groups([m for m in all_of_them if not is_small(m)], config)
     parts: list[torch.optim.Optimizer] = []
     if small:
         parts.append(torch.optim.AdamW(small, lr=lr, betas=betas, fused=True))
@@ -212,10 +211,10 @@ def _steps_of(part: torch.optim.Optimizer) -> list[Callable[[], object]]:
     steps: list[Callable[[], object]] = []
     for group in part.param_groups:
         masters = [master for master in group["params"] if master.grad is not None]
-        kept = [part.state.get(master) for master in masters]
-        if not all(kept):
+        states = [part.state.get(master) for master in masters]
+        if not all(states):
             return [part.step]
-        moments = ([state[kind] for state in kept if state] for kind in ("exp_avg", "exp_avg_sq", "step"))
+        moments = ([state[kind] for state in states if state] for kind in ("exp_avg", "exp_avg_sq", "step"))
         steps.append(partial(_adamw_step, group, masters, *moments))
     return steps
 
@@ -257,3 +256,110 @@ def _home(part: torch.optim.Optimizer, kind: str, master: Tensor) -> torch.devic
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """In page-locked memory where it is to travel between the CPU and a GPU."""
     return tensor.pin_memory() if tensor.device.type == "cpu" and device.type == "cuda" else tensor
+
+
+BLOCK = 256
+SMALL = 4096
+"""Tensors of fewer numbers are not worth it: their moments stay float32, in torch's own AdamW."""
+GOLDEN = 0.6180339887498949
+"""Multiples of it fill the unit interval evenly."""
+
+
+def is_small(parameter: Tensor) -> bool:
+    """Whether a parameter's moments stay float32."""
+    return parameter.numel() < SMALL
+
+
+def moment_shapes(parameter: Tensor) -> dict[str, torch.Size]:
+    """The shapes of the tensors that the optimizer keeps for a parameter, by name."""
+    blocks = -(-parameter.numel() // BLOCK)
+    codes, scales = torch.Size((blocks, BLOCK)), torch.Size((blocks,))
+    return {
+        "exp_avg_8bit": codes,
+        "exp_avg_scale": scales,
+        "exp_avg_sq_8bit": codes,
+        "exp_avg_sq_scale": scales,
+        "step": torch.Size(()),
+    }
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW over parameters that are not small, whose two moments take one byte each; blocks share a float32 scale.
+
+    The first moment is kept as a signed square root of its share of the block's largest, the second as a fourth root:
+    both maps spend most of their steps on small numbers. A second moment changes by less than one of its steps per
+    update, so where it is rounded moves from update to update, evenly and without chance: it follows its mean, and a
+    run that is resumed rounds as one that was not. `state` has the tensors that `moment_shapes` names.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    moments = self.state[parameter]
+                    if not moments:
+                        moments.update(_zeros(parameter))
+                    _update(parameter, parameter.grad, moments, group)
+
+
+def _zeros(parameter: Tensor) -> dict[str, Tensor]:
+    dtypes = {"exp_avg_8bit": torch.int8, "exp_avg_sq_8bit": torch.uint8}
+    tensors = {
+        name: torch.zeros(shape, dtype=dtypes.get(name, torch.float32), device=parameter.device)
+        for name, shape in moment_shapes(parameter).items()
+    }
+    return tensors | {"step": tensors["step"].cpu()}  # counted on the host: reading it must not wait for the device
+
+
+def _update(parameter: Tensor, gradient: Tensor, moments: dict[str, Tensor], group: dict[str, Any]) -> None:
+    (beta1, beta2), lr, count = group["betas"], group["lr"], parameter.numel()
+    moments["step"] += 1
+    step = int(moments["step"].item())
+    blocks = moments["exp_avg_8bit"].shape
+    flat = functional.pad(gradient.reshape(-1), (0, blocks.numel() - count)).view(blocks)
+    first = signed_numbers(moments["exp_avg_8bit"], moments["exp_avg_scale"]).lerp_(flat, 1.0 - beta1)
+    second = unsigned_numbers(moments["exp_avg_sq_8bit"], moments["exp_avg_sq_scale"])
+    second.mul_(beta2).addcmul_(flat, flat, value=1.0 - beta2)
+    divisor = (second / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
+    change = (first / divisor).view(-1)[:count].view(parameter.shape)
+    parameter.mul_(1.0 - lr * group["weight_decay"]).sub_(change, alpha=lr / (1.0 - beta1**step))
+    moments["exp_avg_8bit"], moments["exp_avg_scale"] = signed_codes(first)
+    moments["exp_avg_sq_8bit"], moments["exp_avg_sq_scale"] = unsigned_codes(second, (step * GOLDEN) % 1.0 - 0.5)
+
+
+def signed_codes(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes [blocks, BLOCK] and scales [blocks] of numbers [blocks, BLOCK] of either sign."""
+    scales, shares = _shares(numbers.abs())
+    return shares.sqrt_().mul_(127.0).copysign_(numbers).round_().to(torch.int8), scales
+
+
+def signed_numbers(codes: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of `signed_codes`."""
+    roots = codes.float().div_(127.0)
+    return roots.mul_(roots.abs()).mul_(scales.unsqueeze(1))
+
+
+def unsigned_codes(numbers: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+    """The same of numbers from 0 up; `shift` from -0.5 to 0.5 moves where they are rounded.
+
+    What is more than 0 stays so: a second moment of 0 would divide a first one by nothing.
+    """
+    scales, shares = _shares(numbers)
+    codes = shares.sqrt_().sqrt_().mul_(255.0).add_(shift).round_().clamp_(1.0, 255.0)
+    return codes.mul_(numbers > 0).to(torch.uint8), scales
+
+
+def unsigned_numbers(codes: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of `unsigned_codes`."""
+    return codes.float().div_(255.0).square_().square_().mul_(scales.unsqueeze(1))
+
+
+def _shares(sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each block, and every number over it."""
+    scales = sizes.amax(dim=1)
+    return scales, sizes / scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)

@@ -1,13 +1,15 @@
 """A batch as smaller ones: whole trajectories each, with gradients that add up to its own."""
 
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
 from turnwise.engines.learners.device_batch import PER_TOKEN
 from turnwise.engines.learners.token_batch import Ints, TokenBatch
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +22,7 @@ class BatchPart:
 
 
 def whole(batch: TokenBatch) -> BatchPart:
-    """All of it."""
+    """The whole batch as one part."""
     return BatchPart(batch, np.arange(len(batch.index)))
 
 
@@ -35,7 +37,7 @@ def halves(part: BatchPart) -> list[BatchPart]:
         return [part]
     sizes = np.bincount(owners[owners >= 0], weights=batch.lengths[owners >= 0])[order]
     cut = int(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2).argmin()) + 1
-    return [chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
+    return [chosen(part, owners, np.sort(trajectories)) for trajectories in (order[:cut], order[cut:])]
 
 
 def owners_of(batch: TokenBatch) -> tuple[Ints, Ints]:
@@ -47,12 +49,12 @@ def owners_of(batch: TokenBatch) -> tuple[Ints, Ints]:
 
 
 def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
-    """Only these, which rise."""
+    """The part that holds these trajectories only; their numbers come in ascending order."""
     batch = part.batch
     sequences = np.isin(owners, trajectories)
     tokens = np.repeat(sequences, batch.lengths)
     written = tokens[batch.index]
-    arrays = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    arrays = {name: getattr(batch, name) for name in PER_TOKEN}
     places = np.cumsum(tokens) - 1
     cut: dict[str, Any] = {name: None if array is None else array[written] for name, array in arrays.items()}
     smaller = replace(
@@ -66,3 +68,21 @@ def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
         **cut,
     )
     return BatchPart(smaller, part.places[written])
+
+
+class Attempt:
+    """One part of a batch that is tried: running out of memory is noted, and the part is then tried in halves."""
+
+    def __init__(self, part: BatchPart) -> None:
+        self.part = part
+        self.refused: str | None = None
+
+    def __enter__(self) -> None:
+        """The work begins."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, torch.OutOfMemoryError):
+            self.refused = str(error)
+        return self.refused is not None

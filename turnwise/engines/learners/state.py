@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.sharded import sharded_learners
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, StorageError
@@ -34,9 +35,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_state` was given, or what a learner of several processes wrote."""
     path = folder / FILE
     if not path.exists() and (folder / SHARDED).is_dir():
-        from turnwise.engines.learners.sharded_state import read_whole  # a single process needs no torch.distributed
-
-        return read_whole(folder)
+        return sharded_learners().read_whole(folder)
     info = read_head(folder)
     try:
         with safe_open(path, "pt") as file:
@@ -46,14 +45,14 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_head(folder: Path) -> dict[str, Any]:
-    """What JSON holds of it."""
+    """The JSON head of a saved learner state: its format, step and identity."""
     path = folder / FILE
     try:
         with safe_open(path, "pt") as file:
-            found = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
+            head = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {error}") from error
-    return check_info(path, found, FORMAT)
+    return check_info(path, head, FORMAT)
 
 
 def check_info(path: Path, info: Any, wanted: int) -> dict[str, Any]:
@@ -70,16 +69,16 @@ def check_info(path: Path, info: Any, wanted: int) -> dict[str, Any]:
     return {key: value for key, value in info.items() if key != "format"}
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> list[str]:
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """What changed, by its dotted name: `decoder.num_layers was 2 and is 4`."""
-    found: list[str] = []
+    changes: list[str] = []
     for key in sorted(was.keys() | now.keys()):
         old, new = was.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{place}{key}.")
+            changes += differences(old, new, f"{prefix}{key}.")
         elif old != new:
-            found.append(f"{place}{key} was {repr(old)[:200]} and is {repr(new)[:200]}")
-    return found
+            changes.append(f"{prefix}{key} was {repr(old)[:200]} and is {repr(new)[:200]}")
+    return changes
 
 
 def check_names(
@@ -94,8 +93,8 @@ def check_names(
         if shape is None:
             raise EngineError(f"the saved state holds {name}, which this learner has no place for")
         if tensor.shape != shape or (name in places and tensor.dtype != places[name].dtype):
-            found = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise EngineError(f"{name} is {found} in the saved state and {tuple(shape)} here")
+            actual = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise EngineError(f"{name} is {actual} in the saved state and {tuple(shape)} here")
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -116,10 +115,10 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 def identity(policy: PolicyModel, critic: Critic | None) -> dict[str, Any]:
     """What must be equal for a state to fit."""
     frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
-    found = {
+    facts = {
         **policy.facts,
         "base": fingerprint(frozen) if frozen else None,
         "critic": None if critic is None else "shared" if critic.trunk is None else "own",
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found))  # lists for tuples, as they come back from a file
+    plain: dict[str, Any] = json.loads(json.dumps(facts))  # lists for tuples, as they come back from a file
     return plain

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -33,7 +33,6 @@ class TokenBatch:
     minibatch_tokens: int
     """Policy tokens of the whole minibatch."""
     minibatch_trajectories: int
-    sampler_logprobs: Floats | None = None
     """[N], as are those below."""
     old_logprobs: Floats | None = None
     ref_logprobs: Floats | None = None

@@ -97,8 +97,8 @@ def _buckets(lengths: Sequence[int]) -> tuple[list[_Bucket], Tensor]:
         column = torch.arange(width)
         # Padding repeats the last token of its sequence; causality keeps it out of sight of the real ones.
         rows = torch.cat([starts[i] + column.clamp(max=lengths[i] - 1) for i in group])
-        for place, index in enumerate(group):
-            home[starts[index] : starts[index + 1]] = base + place * width + column[: lengths[index]]
+        for number, index in enumerate(group):
+            home[starts[index] : starts[index + 1]] = base + number * width + column[: lengths[index]]
         buckets.append(_Bucket(rows, len(group), width))
         base += len(group) * width
     return buckets, home
@@ -132,23 +132,23 @@ def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend
 def _mix_rectangle(q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
     """Whole causal sequences [n, H, T, D] of one length; torch's own kernels wherever they can express the layer."""
     grouped, length = q.shape[1] != k.shape[1], q.shape[2]
-    seen = None
+    mask = None
     if mixing.window is not None and mixing.window < length:
-        place = torch.arange(length, device=q.device)
-        back = place.unsqueeze(1) - place
-        seen = (back >= 0) & (back < mixing.window)
+        position = torch.arange(length, device=q.device)
+        back = position.unsqueeze(1) - position
+        mask = (back >= 0) & (back < mixing.window)
     if mixing.softcap is None and mixing.sinks is None:
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=seen is None, scale=mixing.scale, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=mixing.scale, enable_gqa=grouped
         )
     if grouped:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * _scale(mixing, q.shape[-1])
     if mixing.softcap is not None:
         scores = torch.tanh(scores / mixing.softcap) * mixing.softcap
-    if seen is None:
-        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    scores = scores.masked_fill(~seen, -torch.inf)
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~mask, -torch.inf)
     if mixing.sinks is not None:
         sinks = mixing.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), dim=-1)
@@ -265,7 +265,7 @@ class Chunk:
 
     @property
     def length(self) -> int:
-        """How many tokens."""
+        """The number of tokens of the chunk."""
         return self.end - self.start
 
 

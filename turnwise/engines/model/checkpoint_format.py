@@ -23,7 +23,7 @@ from turnwise.engines.model.config_fields import (
     whole,
 )
 from turnwise.errors import EngineError
-from turnwise.files import replacing
+from turnwise.system.files import replacing
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -177,7 +177,7 @@ def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
         raise EngineError(f"high_freq_factor {high} must be above low_freq_factor {low}")
     key = "original_max_position_embeddings"
     places = (raw, settings, {key: whole(raw, "max_position_embeddings")})
-    original = next(whole(place, key) for place in places if place.get(key) is not None)
+    original = next(whole(table, key) for table in places if table.get(key) is not None)
     return RopeConfig(theta, factor, Llama3Rope(low, high, original))
 
 

@@ -55,7 +55,7 @@ DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
 
 def whole(raw: Mapping[str, Any], key: str) -> int:
-    """A positive integer."""
+    """The positive integer under this key; EngineError for any other value."""
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise EngineError(f"{key} must be a positive integer, found {value!r}")
@@ -89,8 +89,8 @@ def token_id(raw: Mapping[str, Any], key: str) -> int | None:
 def token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """One token id, a list of them, or none."""
     value = raw.get(key)
-    found = [token_id({key: each}, key) for each in value] if isinstance(value, list) else [token_id(raw, key)]
-    return tuple(each for each in found if each is not None)
+    ids = [token_id({key: each}, key) for each in value] if isinstance(value, list) else [token_id(raw, key)]
+    return tuple(each for each in ids if each is not None)
 
 
 def refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
@@ -141,10 +141,10 @@ def rope_settings(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     As transformers 5 reads them: `rope_scaling` where it says anything, else `rope_parameters`; what neither says
     stands beside them.
     """
-    found = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(found, Mapping):
-        raise EngineError(f"rope_scaling and rope_parameters must be tables, found {found!r}")
-    settings = {"rope_theta": raw.get("rope_theta", 10000.0), **found}
+    table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(table, Mapping):
+        raise EngineError(f"rope_scaling and rope_parameters must be tables, found {table!r}")
+    settings = {"rope_theta": raw.get("rope_theta", 10000.0), **table}
     kind = settings.pop("rope_type", settings.get("type", "default"))
     settings.pop("type", None)
     if not isinstance(kind, str) or kind not in ROPE_TYPES:

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import DecoderConfig, Fused, RopeConfig
-from turnwise.engines.model.packed_products import pack, packed_linear
 from turnwise.engines.model.policy_model import (
     Attend,
     LayerCache,
@@ -23,7 +22,7 @@ from turnwise.engines.model.policy_model import (
     ModelShape,
     PolicyModel,
     Whole,
-    as_it_is,
+    keep_tensor,
     layers_recomputed,
 )
 from turnwise.engines.model.tensor_file import write_tensors
@@ -160,19 +159,19 @@ class Decoder(PolicyModel):
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
         return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
 
-    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         for part in checkpoint_format.layout(self.config):
             yield from _pieces(part, self._tensor(part, whole))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         places = dict(_split(self.config, {name: self.get_parameter(name).detach() for name in self._names()}))
         for name, tensor in weights:
-            place = places.pop(name, None)
-            if place is None or place.shape != tensor.shape:
-                found = "no weight" if place is None else f"not {tuple(tensor.shape)} but {tuple(place.shape)}"
-                raise EngineError(f"these are not the weights of this decoder: {name} is {found} here")
-            if not _same_memory(place, tensor):  # a learner and its sampler may share their weights
-                place.copy_(tensor)
+            target = places.pop(name, None)
+            if target is None or target.shape != tensor.shape:
+                actual = "no weight" if target is None else f"not {tuple(tensor.shape)} but {tuple(target.shape)}"
+                raise EngineError(f"these are not the weights of this decoder: {name} is {actual} here")
+            if not _same_memory(target, tensor):  # a learner and its sampler may share their weights
+                target.copy_(tensor)
         if places:
             raise EngineError(
                 f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} did not come"
@@ -186,11 +185,11 @@ class Decoder(PolicyModel):
         For a sampler that need not round as a learner does. `load` lays new weights out again.
         """
         layers = [cast(Layer, layer) for layer in self.layers]
-        found = [{name: pack(getattr(layer, name)) for name in PROJECTIONS} for layer in layers]
+        packed = [{name: pack(getattr(layer, name)) for name in PROJECTIONS} for layer in layers]
         head = pack(self.unembed)
-        if head is None or any(matrix is None for matrices in found for matrix in matrices.values()):
+        if head is None or any(matrix is None for matrices in packed for matrix in matrices.values()):
             return False
-        for layer, matrices in zip(layers, found, strict=True):
+        for layer, matrices in zip(layers, packed, strict=True):
             layer.packed = {name: matrix for name, matrix in matrices.items() if matrix is not None}
         self._packed_head = head
         return True
@@ -207,10 +206,10 @@ class Decoder(PolicyModel):
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights as they lie here, fused and by our own names; live and without gradient."""
-        return {part.name: self._tensor(part, as_it_is) for part in checkpoint_format.layout(self.config)}
+        return {part.name: self._tensor(part, keep_tensor) for part in checkpoint_format.layout(self.config)}
 
     def _tensor(self, part: Fused, whole: Whole) -> Tensor:
-        """One of them."""
+        """The fused parameter of this name, gathered by `whole` where it is shared out."""
         return whole(self.get_parameter(part.name).detach())
 
     def _names(self) -> Iterator[str]:
@@ -251,9 +250,9 @@ def _pieces(part: Fused, fused: Tensor) -> Iterator[tuple[str, Tensor]]:
     return zip((name for name, _ in part.sources), pieces, strict=True)
 
 
-def _same_memory(one: Tensor, other: Tensor) -> bool:
+def _same_memory(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape are the same numbers at the same place."""
-    return (one.device, one.dtype, one.data_ptr(), one.stride()) == (
+    return (first.device, first.dtype, first.data_ptr(), first.stride()) == (
         other.device,
         other.dtype,
         other.data_ptr(),
@@ -327,3 +326,34 @@ def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     turns = rope.llama3.original_context * plain / (2 * torch.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - blend) * plain / rope.factor + blend * plain
+
+
+ROWS = 16
+"""The number of rows the layout is made for; others work as well."""
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""How far a product may be from the plain one, as a share of its largest number."""
+
+
+def pack(weight: Tensor) -> Tensor | None:
+    """The weight [out, in] in a layout for `packed_linear`; None where this torch or this number format has none.
+
+    The operators are those that torch's own compiler takes; they are tried out, since nothing documents them.
+    """
+    ops = torch.ops.mkldnn
+    has_ops = hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")
+    if not has_ops or weight.dtype not in CLOSE:
+        return None
+    try:
+        packed: Tensor = ops._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+        x = torch.linspace(-1.0, 1.0, 2 * weight.shape[1], dtype=torch.float32).view(2, -1).to(weight.dtype)
+        product, plain = packed_linear(x, packed, None), functional.linear(x, weight.detach())
+    except (RuntimeError, NotImplementedError, TypeError):  # not built for this processor
+        return None
+    off = (product.float() - plain.float()).abs().max()
+    return packed if off <= CLOSE[weight.dtype] * plain.float().abs().max().clamp(min=1e-6) else None
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, in] times a packed weight, plus the bias; without gradient."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product

@@ -115,11 +115,11 @@ class FusedDecoder(Decoder):
     ) -> "FusedDecoder":
         """The same model on a device and in a number format, an adapter too; shares what already is as wanted."""
         own = decoder.base() if isinstance(decoder, LoraDecoder) else decoder.tensors()
-        made = FusedDecoder(decoder.config, {name: tensor.to(device, dtype) for name, tensor in own.items()})
-        made._be_invariant(invariant)
+        fused = FusedDecoder(decoder.config, {name: tensor.to(device, dtype) for name, tensor in own.items()})
+        fused._be_invariant(invariant)
         if not isinstance(decoder, LoraDecoder):
-            return made
-        adapted = FusedLoraDecoder(made, rank=decoder.rank, alpha=decoder.alpha, seed=0, targets=decoder.targets).move(
+            return fused
+        adapted = FusedLoraDecoder(fused, rank=decoder.rank, alpha=decoder.alpha, seed=0, targets=decoder.targets).move(
             device, dtype
         )
         adapted._be_invariant(invariant)
@@ -133,9 +133,9 @@ class FusedDecoder(Decoder):
     @classmethod
     def sharing(cls, other: "FusedDecoder") -> "FusedDecoder":
         """A second model over the same weights in memory, as `load` then notices; an adapter is merged into a copy."""
-        made = FusedDecoder(other.config, other.tensors())
-        made._be_invariant(other.invariant)
-        return made
+        twin = FusedDecoder(other.config, other.tensors())
+        twin._be_invariant(other.invariant)
+        return twin
 
     def _be_invariant(self, invariant: bool) -> None:
         self.invariant = invariant
@@ -144,11 +144,11 @@ class FusedDecoder(Decoder):
 
     def prepare(self, positions: int) -> None:
         device = self.embed.device
-        known = len(self._tables[-1][0]) if self._tables else 0
-        if positions <= known and self._tables[-1][0].device == device:
+        length = len(self._tables[-1][0]) if self._tables else 0
+        if positions <= length and self._tables[-1][0].device == device:
             return
         # At least twice as many as before: tables are kept for the graphs that hold them, and all must stay small.
-        needed = max(positions, 2 * known)
+        needed = max(positions, 2 * length)
         rows = -(-needed // ROPE_CHUNK) * ROPE_CHUNK
         with torch.inference_mode(False):  # a sampler may build it first, a learner needs it in its graph
             cos, sin = rope_angles(self.config.rope, self.config.head_dim, rows)
@@ -166,18 +166,18 @@ class FusedDecoder(Decoder):
         again = layers_recomputed(recompute, len(self.layers))
         if torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
             weights = [cast(FusedLayer, layer).plain_weights() for layer in self.layers]
-            plain = [found for found in weights if found is not None]
+            plain = [matrices for matrices in weights if matrices is not None]
             if len(plain) == len(weights):
                 rotation = rotation_of(self.config, cos, sin, positions, None, None)
                 return run_stack(x, plain, self.norm, StackPass(rotation, attend, self.invariant, rows, again))
         rotated = _rotated_of(attend)
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
-            given = (x, added, cos, sin, positions, attend, rotated, wanted)
+            arguments = (x, added, cos, sin, positions, attend, rotated, wanted)
             if index < again:
-                x, added = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+                x, added = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                x, added = layer(*given)
+                x, added = layer(*arguments)
         y, _ = add_rms_norm(x, added, self.norm, self.config.norm_eps)
         return y
 

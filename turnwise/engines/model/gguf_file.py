@@ -48,7 +48,7 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """`llama`, `qwen2`, ..."""
+        """The model's architecture as the file names it: `llama`, `qwen2`, ..."""
         return str(self.values.get("general.architecture"))
 
     def own(self) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def _refuse_unread(path: Path, own: dict[str, Any], table: dict[str, Any], elsew
 def notices(path: Path) -> tuple[str, ...]:
     """What a person should know of how the file is read."""
     split = read_header(path).values.get("tokenizer.ggml.pre", "default")
-    made = json.loads(tokenizer_files(path)["tokenizer.json"])["pre_tokenizer"] or {}
-    if split in ("default", "gpt-2") or made.get("type") != "ByteLevel":
+    pre_tokenizer = json.loads(tokenizer_files(path)["tokenizer.json"])["pre_tokenizer"] or {}
+    if split in ("default", "gpt-2") or pre_tokenizer.get("type") != "ByteLevel":
         return ()
     return (
         f"{path.name} has the pre-tokenizer {split!r}, which transformers does not know: text is split as for GPT-2",
@@ -235,15 +235,15 @@ def _tokenizer_files(path: Path, changed: int, size: int) -> dict[str, bytes]:
     """Made once: the whole vocabulary goes through Python word by word, which takes seconds."""
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).save_pretrained(
-                place
+                folder
             )
         except Exception as error:  # the library raises whatever the first broken entry makes it stumble over
             raise EngineError(f"{path}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
-        files = [file for file in sorted(Path(place).rglob("*")) if file.is_file()]
-        return {str(file.relative_to(place)): file.read_bytes() for file in files}
+        files = [file for file in sorted(Path(folder).rglob("*")) if file.is_file()]
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def dequantised(path: Path, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
@@ -268,5 +268,5 @@ def dequantised(path: Path, dtype: "torch.dtype", **options: Any) -> "PreTrained
     model._weight_conversions = None  # of the names in the file, which are not those to be saved
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    found: PreTrainedModel = model
-    return found
+    plain: PreTrainedModel = model
+    return plain

@@ -18,8 +18,8 @@ MORE_TEMPLATES = "additional_chat_templates/"
 
 def is_hub_id(path: str) -> bool:
     """Whether a path that leads nowhere here may be OWNER/NAME or OWNER/NAME@REVISION."""
-    found = re.fullmatch(r"[\w-][\w.-]*/([\w-][\w.-]*)(@[\w-][\w./-]*)?", path, re.ASCII)
-    return found is not None and not found[1].lower().endswith(".gguf")
+    match = re.fullmatch(r"[\w-][\w.-]*/([\w-][\w.-]*)(@[\w-][\w./-]*)?", path, re.ASCII)
+    return match is not None and not match[1].lower().endswith(".gguf")
 
 
 @functools.cache
@@ -106,8 +106,8 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     """The folder in the cache that has at least a config.json of this revision."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repository, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    file = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.choices import ModelImplementation
+from turnwise.config.choices import ModelImplementation
 from turnwise.engines.model import gguf_file
 from turnwise.engines.model.checkpoint_format import (
     DecoderConfig,
@@ -130,29 +130,29 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
     if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
         raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
     text: dict[str, int] = {}
-    found = 0
+    total = 0
     if source.gguf_file is None:
         numbers = {name: math.prod(shape) for name, shape in check_weights(source.folder, facts.layers, config).items()}
-        found, text = sum(numbers.values()), numbers
+        total, text = sum(numbers.values()), numbers
         if config is None and reads_images(read_raw_config(source.folder)):
             text = {name: count for name, count in numbers.items() if not VISION.search(name)}
     elif config is None:
-        found = gguf_file.read_header(source.path).numbers
+        total = gguf_file.read_header(source.path).numbers
     if config is not None:
         return facts
-    seeing = found - sum(text.values()) if text else 0
-    return dataclasses.replace(facts, weights=found, vision=seeing, tensors=tuple(text.values()))
+    seeing = total - sum(text.values()) if text else 0
+    return dataclasses.replace(facts, weights=total, vision=seeing, tensors=tuple(text.values()))
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:
     """The tokenizer of a model; a GGUF file's is the one its saved policy will have."""
     if source.gguf_file is None:
         return Tokenizer(source.folder, template, trust_remote_code=source.trust_remote_code)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name, content in gguf_file.tokenizer_files(source.path).items():
-            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(place) / name).write_bytes(content)
-        return Tokenizer(Path(place), template, name=source.name)
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_bytes(content)
+        return Tokenizer(Path(folder), template, name=source.name)
 
 
 def read_model(source: ModelSource, choice: ImplementationChoice, dtype: "torch.dtype") -> "PolicyModel":
@@ -253,8 +253,8 @@ def _without_tokens(config: DecoderConfig) -> DecoderConfig:
 
 def _auto_map(source: ModelSource) -> dict[str, Any]:
     """The classes in Python files of the model's own that its config.json names."""
-    found = {} if source.gguf_file is not None else read_raw_config(source.folder).get("auto_map")
-    return found if isinstance(found, dict) else {}
+    classes = {} if source.gguf_file is not None else read_raw_config(source.folder).get("auto_map")
+    return classes if isinstance(classes, dict) else {}
 
 
 def _not_run(source: ModelSource, auto_map: dict[str, Any]) -> str:
@@ -277,8 +277,8 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
     if raw.get("quantization_config"):
         raise EngineError(f"{source.path}: quantization_config is not supported; unquantised weights are")
     model_type = raw.get("model_type")
-    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    if isinstance(model_type, str) and model_type in known:
+    supported = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    if isinstance(model_type, str) and model_type in supported:
         return
     if auto_map and not source.trust_remote_code:
         raise EngineError(
@@ -287,7 +287,7 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
             "model.trust_remote_code=true to run it"
         )
     if not auto_map:
-        close = nearest(str(model_type), sorted(known))
+        close = nearest(str(model_type), sorted(supported))
         hint = f" {close}" if close.startswith("did") else ""
         raise EngineError(
             f"{source.path}: {reason}; and transformers {transformers.__version__} has no causal language model of the "

@@ -12,10 +12,10 @@ from torch.nn import functional
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import Fused
 from turnwise.engines.model.decoder import Decoder, Layer
-from turnwise.engines.model.policy_model import Whole, as_it_is
+from turnwise.engines.model.policy_model import Whole, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, unknown
-from turnwise.files import replacing
+from turnwise.system.files import replacing
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -134,7 +134,7 @@ class LoraDecoder(Decoder):
                 rows.add_(b @ a, alpha=self.scale)
         return wide.to(base.dtype)
 
-    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
+    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for part in self._adapted():
             layer = self.get_submodule(part.name.rpartition(".")[0])

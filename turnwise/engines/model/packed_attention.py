@@ -127,14 +127,14 @@ class PackedAttend:
         if self._way is None:
             self._way = way_of(self._lengths, q.device, q.dtype, (k.shape[2], v.shape[2]), PLAIN)
         if self._way is Way.FLASH:
-            mixed, *kept = self._flash(q, k, v, PLAIN)
-            flash = _Flash(self._starts, self._longest, q, k, v, mixed, *kept[:3])
+            mixed, *extras = self._flash(q, k, v, PLAIN)
+            flash = _Flash(self._starts, self._longest, q, k, v, mixed, *extras[:3])
             return mixed.view(q.shape[0], -1), flash
         if not self._even:
             return _graph(lambda q, k, v: self._rectangles(0, q, k, v, PLAIN), q, k, v)
-        given = (self._rectangle(q), self._rectangle(k), self._rectangle(v))
-        by_cudnn = q.is_cuda and self._takes_cudnn(*given)
-        mixed, even = _cudnn(*given) if by_cudnn else _graph(_mix_even, *given)
+        rectangles = (self._rectangle(q), self._rectangle(k), self._rectangle(v))
+        by_cudnn = q.is_cuda and self._takes_cudnn(*rectangles)
+        mixed, even = _cudnn(*rectangles) if by_cudnn else _graph(_mix_even, *rectangles)
         return mixed.transpose(1, 2).reshape(q.shape[0], -1), _Even(self._rectangle, q.shape, even)
 
     def _rectangle(self, x: Tensor) -> Tensor:
@@ -145,9 +145,9 @@ class PackedAttend:
         """Whether torch would have cuDNN attend to rectangles like these; of all layers the first is asked."""
         if self._by_cudnn is None:
             with torch.enable_grad():
-                given = [x.detach().requires_grad_() for x in (q, k, v)]
+                leaves = [x.detach().requires_grad_() for x in (q, k, v)]
                 grouped = q.shape[1] != k.shape[1]
-                choice = cast(Any, torch)._fused_sdp_choice(*given, None, 0.0, True, scale=None, enable_gqa=grouped)
+                choice = cast(Any, torch)._fused_sdp_choice(*leaves, None, 0.0, True, scale=None, enable_gqa=grouped)
             self._by_cudnn = choice == SDPBackend.CUDNN_ATTENTION.value
         return self._by_cudnn
 
@@ -155,7 +155,7 @@ class PackedAttend:
         """The mixture [T, Hq, D], and what its gradient needs: log-sum-exp and two states of a dropout there is not."""
         longest = self._longest
         hides = mixing.window is not None and mixing.window < longest
-        made = torch.ops.aten._flash_attention_forward.default(
+        outputs = torch.ops.aten._flash_attention_forward.default(
             q,
             k,
             v,
@@ -170,7 +170,7 @@ class PackedAttend:
             window_size_left=mixing.window - 1 if hides and mixing.window is not None else None,
             window_size_right=0 if hides else None,
         )
-        return cast(tuple[Tensor, ...], made)
+        return cast(tuple[Tensor, ...], outputs)
 
     def as_sampled(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         """The bits of a sampler's decode step, without gradient."""
@@ -191,9 +191,9 @@ class _Graph:
 
 def _graph(run: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Graph]:
     with torch.enable_grad():
-        given = tuple(x.detach().requires_grad_() for x in (q, k, v))
-        mixed = run(*given)
-    return mixed.detach(), _Graph(mixed, given)
+        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        mixed = run(*leaves)
+    return mixed.detach(), _Graph(mixed, leaves)
 
 
 def _mix_even(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -205,8 +205,8 @@ def _mix_even(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, "_Cudnn"]:
     """The same by cuDNN, called as torch calls it."""
     op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    mixed, sums, *kept = op(q, k, v, None, True, 0.0, True, False)
-    return mixed, _Cudnn(q, k, v, mixed, sums, tuple(kept[:6]))
+    mixed, sums, *extras = op(q, k, v, None, True, 0.0, True, False)
+    return mixed, _Cudnn(q, k, v, mixed, sums, tuple(extras[:6]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ class _Cudnn:
     def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
         *lengths, seed, offset = self.more
         op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
-        given = (by_mixed, self.q, self.k, self.v, self.mixed, self.sums, seed, offset, None, *lengths, 0.0, True)
-        return cast(tuple[Tensor, ...], op(*given))
+        arguments = (by_mixed, self.q, self.k, self.v, self.mixed, self.sums, seed, offset, None, *lengths, 0.0, True)
+        return cast(tuple[Tensor, ...], op(*arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ class _Even:
     kept: Attended
 
     def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
-        found = self.kept.gradient(self.rectangle(by_mixed.view(self.shape)))
-        return tuple(x.transpose(1, 2).flatten(0, 1) for x in found)
+        gradients = self.kept.gradient(self.rectangle(by_mixed.view(self.shape)))
+        return tuple(x.transpose(1, 2).flatten(0, 1) for x in gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class _Flash:
     more_state: Tensor
 
     def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
-        made = torch.ops.aten._flash_attention_backward.default(
+        gradients = torch.ops.aten._flash_attention_backward.default(
             by_mixed.view(self.mixed.shape),
             self.q,
             self.k,
@@ -277,7 +277,7 @@ class _Flash:
             self.more_state,
             scale=self.q.shape[-1] ** -0.5,
         )
-        return cast(tuple[Tensor, ...], made)
+        return cast(tuple[Tensor, ...], gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,16 +330,16 @@ class _Pages:
 
     def _blocks_of(self, size: int) -> QueryBlocks:
         if size not in self._blocks:
-            slot, place, count, first, start = [], [], [], [], 0
+            slot, position, count, first, start = [], [], [], [], 0
             for row, length in enumerate(self._lengths):
                 places = torch.arange(0, length, size)
                 slot.append(torch.full_like(places, row))
-                place.append(places)
+                position.append(places)
                 count.append((length - places).clamp(max=size))
                 first.append(start + places)
                 start += length
-            made = [sent(torch.cat(parts).int(), self._device) for parts in (first, count, slot, place)]
-            self._blocks[size] = QueryBlocks(made[0], made[1], made[2], made[3], size)
+            columns = [sent(torch.cat(parts).int(), self._device) for parts in (first, count, slot, position)]
+            self._blocks[size] = QueryBlocks(columns[0], columns[1], columns[2], columns[3], size)
         return self._blocks[size]
 
     def _pages_like(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,15 +367,15 @@ class _AsSampled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = [None if x is None else x.detach().requires_grad_(need) for x, need in _needed(ctx)]
-        q, k, v, sinks = given
+        leaves = [None if x is None else x.detach().requires_grad_(need) for x, need in _needed(ctx)]
+        q, k, v, sinks = leaves
         assert q is not None and k is not None and v is not None
         m = ctx.mixing
         with torch.enable_grad():
             mixed = ctx.attend.fast(q, k, v, Mixing(m.scale, m.window, m.softcap, sinks))
-        wanted = [x for x in given if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(mixed, wanted, gradients[0]))
-        return (None, *(next(found) if x is not None and x.requires_grad else None for x in given), None)
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        results = iter(torch.autograd.grad(mixed, wanted, gradients[0]))
+        return (None, *(next(results) if x is not None and x.requires_grad else None for x in leaves), None)
 
 
 def _needed(ctx: Any) -> list[tuple[Tensor | None, bool]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.engines.model.policy_model import Whole, as_it_is
+from turnwise.engines.model.policy_model import Whole, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
@@ -82,7 +82,7 @@ class PeftModel(TransformersModel):
         return (base.float() + added).to(base.dtype)
 
     @torch.no_grad()
-    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         yield from self._names.outward(self._tensors(), lambda name, tensor: self._merge(name, tensor, whole))
 
     @contextmanager
@@ -96,7 +96,7 @@ class PeftModel(TransformersModel):
             for layer in layers:
                 layer.enable_adapters(True)
 
-    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
+    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for name, layer in self._adapted():
             for kind, factor in zip("AB", _factors(layer), strict=True):
@@ -141,11 +141,11 @@ def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
 def _whole_factors(layer: LoraLayer, whole: Whole) -> Iterator[None]:
     """Inside, peft's own arithmetic sees all of the factors."""
     homes = [(module, module.weight) for module in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
-    made = [whole(weight.detach()) for _, weight in homes]
-    if all(new.data_ptr() == weight.data_ptr() for new, (_, weight) in zip(made, homes, strict=True)):
+    factors = [whole(weight.detach()) for _, weight in homes]
+    if all(new.data_ptr() == weight.data_ptr() for new, (_, weight) in zip(factors, homes, strict=True)):
         yield
         return
-    for (module, _), new in zip(homes, made, strict=True):
+    for (module, _), new in zip(homes, factors, strict=True):
         module._parameters["weight"] = nn.Parameter(new, requires_grad=False)
     try:
         yield

@@ -12,7 +12,7 @@ from turnwise.engines.model import gguf_file
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError
-from turnwise.files import replacing
+from turnwise.system.files import replacing
 
 TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece", "sentencepiece")
 """How the names of a tokenizer's files begin."""
@@ -64,17 +64,17 @@ def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
     """The tokenizer as files, and the image processor; with them the Python files that a model we trust brings."""
     if source.gguf_file is not None:
         # Templates are written from the tokenizer in use.
-        made = gguf_file.tokenizer_files(source.path)
-        return {name: content for name, content in made.items() if not name.endswith(".jinja")}
+        files = gguf_file.tokenizer_files(source.path)
+        return {name: content for name, content in files.items() if not name.endswith(".jinja")}
     try:
-        found = [
+        paths = [
             path for path in sorted(source.folder.iterdir())
             if path.is_file()
             and (path.name.startswith(TOKENIZER_FILES) or path.name in PROCESSOR_FILES or _is_own_code(source, path))
         ]  # fmt: skip
     except OSError as error:
         raise EngineError(f"the tokenizer of {source.folder} cannot be read: {error}") from error
-    return {path.name: _content(path) for path in found}
+    return {path.name: _content(path) for path in paths}
 
 
 def _is_own_code(source: ModelSource, path: Path) -> bool:
@@ -90,12 +90,12 @@ def _content(path: Path) -> bytes:
 
 def _table(content: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        table = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise EngineError(f"{where} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise EngineError(f"{where} must hold a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(table, dict):
+        raise EngineError(f"{where} must hold a JSON object, found {type(table).__name__}")
+    return table
 
 
 def _json(table: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from turnwise.engines.model.model_shape import LayerCache as LayerCache
 from turnwise.engines.model.model_shape import ModelShape as ModelShape
 from turnwise.errors import EngineError
-from turnwise.media import Media, MediaSpan
+from turnwise.ledger import Media, MediaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ModelInputs:
 
     tokens: Tensor
     positions: Tensor
-    seen: "Seen | None" = None
+    seen: "ImageFeatures | None" = None
     """What is looked at in these tokens; None for text."""
 
 
@@ -60,7 +60,7 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImageFeatures:
     """The features that stand in the place of tokens of one pass; only some rows of an image whose block is cut."""
 
     places: Tensor
@@ -75,13 +75,9 @@ Whole = Callable[[Tensor], Tensor]
 """Of a weight that is shared out over processes, all of it: every process calls this for the same weights in order."""
 
 
-def as_it_is(tensor: Tensor) -> Tensor:
+def keep_tensor(tensor: Tensor) -> Tensor:
     """What a `Whole` is where nothing is shared out."""
     return tensor
-
-
-ALL = 1 << 30
-"""As many layers to recompute as there are."""
 
 
 def layers_recomputed(recompute: int, layers: int) -> int:
@@ -103,7 +99,7 @@ class PolicyModel(nn.Module, ABC):
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
         """Hidden states [T, H] after the final norm, or of `rows` only.
 
-        Of the first `recompute` layers (`ALL`, or True, for all) only what enters them is kept for backward.
+        Of the first `recompute` layers (True: of all) only what enters them is kept for backward.
         """
 
     sees: bool = False
@@ -143,11 +139,11 @@ class PolicyModel(nn.Module, ABC):
         """Log-probs of `targets[N]` and entropies [N], differentiable; logits are made for `chunk` rows at once."""
 
     @abstractmethod
-    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, one at a time, an adapter merged; live or made on the way."""
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What `load` takes."""
+        """The shapes of the weights that `load` takes, by checkpoint name."""
         return {name: tuple(tensor.shape) for name, tensor in self.weights()}
 
     @abstractmethod
@@ -166,7 +162,7 @@ class PolicyModel(nn.Module, ABC):
         """config.json alone, for weights that another writes."""
         raise EngineError(f"{type(self).__name__} cannot be saved from several processes")
 
-    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
+    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
         """The factors of the adapter by the names peft gives them."""
         raise EngineError("this model has no adapter to save")
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from turnwise.engines.model.hub import PICKLES, download, is_hub_id
 from turnwise.errors import ConfigError, nearest, one_line
-from turnwise.plugins import names_in
+from turnwise.extensions import named
+from turnwise.system.plugins import names_in
 
-BUNDLED = "turnwise.models"
+BUNDLED = "turnwise.engines.bundled"
 """The package whose folders are the bundled models."""
 GGUF = ".gguf"
 ADAPTER = "adapter_config.json"
@@ -29,7 +30,7 @@ class ModelSource:
 
     @property
     def path(self) -> Path:
-        """The folder or the file."""
+        """The model's folder, or its file where it is a GGUF file."""
         return self.folder if self.gguf_file is None else self.folder / self.gguf_file
 
     @property
@@ -39,35 +40,37 @@ class ModelSource:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights on disk."""
+        """The size in bytes of the weights on disk."""
         files = self.folder.glob("*.safetensors") if self.gguf_file is None else [self.path]
         return sum(file.stat().st_size for file in files)
 
 
 def find_model(path: str, trust_remote_code: bool = False) -> ModelSource:
     """The source that `model.path` means; a hub id is downloaded unless it is in the cache already."""
-    if path in (bundled := names_in(BUNDLED)):
-        folder = Path(str(resources.files(import_module(f"{BUNDLED}.{path}"))))
+    ours = {name: f"{BUNDLED}.{name}" for name in names_in(BUNDLED)}
+    bundled = ours | named("models", ours)
+    if path in bundled:
+        folder = Path(str(resources.files(import_module(bundled[path]))))
         return ModelSource(path, folder, trust_remote_code=trust_remote_code)
     try:
-        place = Path(path).expanduser()
-        is_folder, is_file = place.is_dir(), place.is_file()
+        target = Path(path).expanduser()
+        is_folder, is_file = target.is_dir(), target.is_file()
     except (OSError, RuntimeError) as error:  # a name that is too long; ~ of nobody
         raise ConfigError(f"model.path: {path[:200]} cannot be looked up: {one_line(error)}") from error
     if is_folder:
-        _check_folder(place)
-        return ModelSource(path, place, trust_remote_code=trust_remote_code)
+        _check_folder(target)
+        return ModelSource(path, target, trust_remote_code=trust_remote_code)
     if is_file:
-        if place.suffix.lower() != GGUF:
+        if target.suffix.lower() != GGUF:
             raise ConfigError(
                 f"model.path: {path} is a file; give the Hugging Face folder it belongs to, or a GGUF file (.gguf)"
             )
-        return ModelSource(path, place.parent, place.name, trust_remote_code)
+        return ModelSource(path, target.parent, target.name, trust_remote_code)
     if is_hub_id(path):
         folder = download(path, code=trust_remote_code)
         _check_folder(folder)
         return ModelSource(path, folder, None, trust_remote_code, on_hub=True)
-    raise ConfigError(f"model.path: {_missing(path, bundled)}")
+    raise ConfigError(f"model.path: {_missing(path, list(bundled))}")
 
 
 def _missing(path: str, bundled: list[str]) -> str:

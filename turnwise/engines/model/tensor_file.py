@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import EngineError
-from turnwise.files import replacing
+from turnwise.system.files import replacing
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",

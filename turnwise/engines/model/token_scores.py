@@ -56,10 +56,10 @@ def token_scores(
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))
-    given = (hidden, weight, bias, targets, temperature or 1.0, chunk, shape)
+    arguments = (hidden, weight, bias, targets, temperature or 1.0, chunk, shape)
     if use_triton(hidden) and hidden.dtype != torch.float64:
-        return cast(tuple[Tensor, Tensor], cast(Any, _KernelScores).apply(*given, invariant))
-    scores = cast(Any, _TokenScores).apply(*given)
+        return cast(tuple[Tensor, Tensor], cast(Any, _KernelScores).apply(*arguments, invariant))
+    scores = cast(Any, _TokenScores).apply(*arguments)
     return cast(tuple[Tensor, Tensor], scores)
 
 
@@ -144,7 +144,7 @@ def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, shape: LogitShape
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """The logits are used up."""
+    """The log-softmax at a temperature; the logits are overwritten."""
     return torch.log_softmax(logits if temperature == 1.0 else logits.div_(temperature), dim=-1)
 
 

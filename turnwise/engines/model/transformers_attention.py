@@ -15,7 +15,7 @@ from turnwise.errors import EngineError
 OURS, WATCHED = "turnwise", "turnwise_watched"
 """Names of attention implementations. The first gets no mask at all; the second also tells what a mask would hide."""
 FACTS = "turnwise_layer"
-CURRENT: ContextVar["Attend | Watch | None"] = ContextVar("turnwise_attend", default=None)
+CURRENT: ContextVar["Attend | AttentionWatch | None"] = ContextVar("turnwise_attend", default=None)
 """For layers that are not handed the keyword arguments of their model; gone again when a layer is recomputed."""
 
 
@@ -29,7 +29,7 @@ class AttentionLayer:
 
 
 @dataclass(slots=True)
-class Watch:
+class AttentionWatch:
     """Fills `layers` in the order in which the attention modules of a model are called."""
 
     attend: Attend
@@ -37,16 +37,18 @@ class Watch:
     handed_down: bool = True
     """Whether every layer was given our attention by its model."""
 
-    def called(self, module: nn.Module, k: Tensor, v: Tensor, mask: Tensor | None, asked: int | None) -> AttentionLayer:
+    def called(
+        self, module: nn.Module, k: Tensor, v: Tensor, mask: Tensor | None, sliding_window: int | None
+    ) -> AttentionLayer:
         """Note a call; a module that attends twice in a pass could not be told apart from itself."""
-        if any(known is module for known, _ in self.layers):
+        if any(earlier is module for earlier, _ in self.layers):
             raise _unsupported(module, "attends twice in one pass")
         if mask is not None and mask._base is not None and mask._base.shape == mask.shape:
             mask = mask._base  # all of it, by way of a slice
         if mask is not None and not hasattr(mask, "hides_beyond"):
             raise _unsupported(module, "attends with a mask of its own making")
         # The mask decides what a layer sees; the window that is asked for beside it only counts where no mask is made.
-        window = asked if mask is None else mask.hides_beyond
+        window = sliding_window if mask is None else mask.hides_beyond
         layer = AttentionLayer(len(self.layers), window, LayerCache(k.shape[1], k.shape[3], v.shape[3]))
         self.layers.append((module, layer))
         return layer
@@ -63,7 +65,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
-    attend: Attend | Watch | None = None,
+    attend: Attend | AttentionWatch | None = None,
     **further: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention layer, with [1, H, T, D]; returns [1, T, Hq, Dv]."""
@@ -78,7 +80,7 @@ def attention(
             raise _unsupported(module, f"attends with a {name}")
     if query.shape[:1] != (1,) or key.shape[2] != query.shape[2]:
         raise _unsupported(module, f"attends with {query.shape[2]} queries to {key.shape[2]} keys")
-    if isinstance(attend, Watch):
+    if isinstance(attend, AttentionWatch):
         attend.handed_down &= handed_down
         layer = attend.called(module, key, value, attention_mask, sliding_window)
         attend = attend.attend
@@ -112,13 +114,13 @@ def watched_mask(*, mask_function: Any, q_length: int, local_size: int | None = 
 def _telling_places(window: int) -> Tensor:
     """Positions around the edges of a window and of its multiples, where rules differ if they do."""
     near = {multiple * window + shift for multiple in range(4) for shift in (-2, -1, 0, 1, 2)}
-    return torch.tensor(sorted(place for place in near if place >= 0))
+    return torch.tensor(sorted(position for position in near if position >= 0))
 
 
 def _grid(mask_function: Any, query: Tensor, key: Tensor) -> Tensor:
     zero = torch.zeros(1, 1, dtype=torch.long)
-    seen: Tensor = mask_function(zero, zero, query, key)
-    return seen.expand(query.shape[0], key.shape[1])
+    mask: Tensor = mask_function(zero, zero, query, key)
+    return mask.expand(query.shape[0], key.shape[1])
 
 
 AttentionInterface.register(OURS, attention)

@@ -23,10 +23,18 @@ from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.products import linear
 from turnwise.engines.model.gguf_file import dequantised
-from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel, Seen, Whole, as_it_is
+from turnwise.engines.model.policy_model import (
+    Attend,
+    ImageFeatures,
+    ModelInputs,
+    ModelShape,
+    PolicyModel,
+    Whole,
+    keep_tensor,
+)
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
-from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
+from turnwise.engines.model.transformers_attention import CURRENT, OURS, AttentionWatch
 from turnwise.engines.model.transformers_probe import probe
 from turnwise.engines.model.transformers_weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
@@ -51,9 +59,9 @@ class TransformersModel(PolicyModel):
         self._takes = _accepted(model, self._decoder)
         self._checkpointed = _checkpointed_layers(model, self._decoder)
         self.eval()
-        found = probe(model, self._decoder, self._base)
-        self.recomputes = found.handed_down and bool(self._checkpointed)
-        self._logits = found.logits
+        probed = probe(model, self._decoder, self._base)
+        self.recomputes = probed.handed_down and bool(self._checkpointed)
+        self._logits = probed.logits
         written = json.loads(model.config.to_json_string())
         self.facts = {"config": {k: v for k, v in written.items() if k not in NOT_OF_THE_MODEL}, "lora": None}
         config = model.config.get_text_config()
@@ -61,10 +69,10 @@ class TransformersModel(PolicyModel):
             self._head.weight.shape[0],
             config.hidden_size,
             _context_length(model),
-            found.caches,
-            found.no_packing,
-            found.no_caching,
-            found.no_graphs,
+            probed.caches,
+            probed.no_packing,
+            probed.no_caching,
+            probed.no_graphs,
         )
 
     @property
@@ -154,25 +162,27 @@ class TransformersModel(PolicyModel):
         """As promised, but what the family keeps in float32 stays there."""
         wide: list[str] = list(getattr(self.model, "_keep_in_fp32_modules_strict", None) or ())
         for name, parameter in self.model.named_parameters():
-            kept = parameter.dtype if any(part in name for part in wide) else dtype
-            parameter.data = parameter.data.to(device, kept)
+            target = parameter.dtype if any(part in name for part in wide) else dtype
+            parameter.data = parameter.data.to(device, target)
         return self.to(device)
 
-    def _base(self, tokens: Tensor, positions: Tensor, attend: Attend | Watch, seen: Seen | None = None) -> Tensor:
+    def _base(
+        self, tokens: Tensor, positions: Tensor, attend: Attend | AttentionWatch, images: ImageFeatures | None = None
+    ) -> Tensor:
         # [T] -> [1, T], and [3, T] -> [3, 1, T]
-        given = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
-        passed = {name: value for name, value in given.items() if name in self._takes}
+        options = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
+        passed = {name: value for name, value in options.items() if name in self._takes}
         before = CURRENT.set(attend)
         try:
-            output = self._decoder(**self._entering(tokens, seen), **passed)
+            output = self._decoder(**self._entering(tokens, images), **passed)
         finally:
             CURRENT.reset(before)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
+    def _entering(self, tokens: Tensor, images: ImageFeatures | None) -> dict[str, Any]:
         """The tokens as the decoder takes them."""
-        if seen is not None:
+        if images is not None:
             raise EngineError(f"{type(self.model).__name__} reads text only")
         return {"input_ids": tokens.unsqueeze(0)}
 
@@ -212,7 +222,7 @@ class TransformersModel(PolicyModel):
         tensors: dict[str, Tensor] = self.model.state_dict()
         return tensors
 
-    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         yield from self._names.outward(self._tensors(), lambda name, tensor: whole(tensor))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -237,12 +247,12 @@ class TransformersModel(PolicyModel):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress bars of transformers: one for every checkpoint is no progress of a training."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             transformers_logging.enable_progress_bar()
 
 
@@ -272,9 +282,9 @@ def _context_length(model: PreTrainedModel) -> int:
     if longest is None:
         raise EngineError(f"{type(model).__name__} does not say how many positions it has (max_position_embeddings)")
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in rope.values() if rope and all(isinstance(value, dict) for value in rope.values()) else (rope,):
-        if one.get("rope_type") in ROPE_BY_LENGTH:
-            longest = min(longest, one.get("original_max_position_embeddings") or longest)
+    for table in rope.values() if rope and all(isinstance(value, dict) for value in rope.values()) else (rope,):
+        if table.get("rope_type") in ROPE_BY_LENGTH:
+            longest = min(longest, table.get("original_max_position_embeddings") or longest)
     return longest
 
 

@@ -18,7 +18,7 @@ from turnwise.engines.model.attention import KEY_PAD, Chunk, Regime, cached_deco
 from turnwise.engines.model.config_fields import compressed_layers
 from turnwise.engines.model.policy_model import Attend, LayerCache
 from turnwise.engines.model.token_scores import LogitShape
-from turnwise.engines.model.transformers_attention import FACTS, OURS, WATCHED, AttentionLayer, Watch
+from turnwise.engines.model.transformers_attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
 from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
@@ -26,7 +26,7 @@ TOKENS, BEFORE, KEPT = 11, 6, 8
 EXACT, NARROW = 1e-3, 0.1
 """How far two ways may differ, as a share of the states' norm: in float32, and where numbers have fewer digits."""
 
-Base = Callable[[Tensor, Tensor, Attend | Watch], Tensor]
+Base = Callable[[Tensor, Tensor, Attend | AttentionWatch], Tensor]
 """base(tokens [T], positions [T], attend) -> hidden states [T, H]."""
 
 
@@ -61,7 +61,7 @@ _IN_THE_WAY = {
 
 @dataclass(slots=True)
 class _Rows:
-    """A cache of one sequence."""
+    """The key-value cache of a single sequence, a pair of tensors for each layer."""
 
     layers: list[tuple[Tensor, Tensor]]
 
@@ -76,8 +76,8 @@ def probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Probe
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         # Code of others, called in a way that it need not have been written for.
         where = traceback.extract_tb(error.__traceback__)[-1].name
-        said = f"({one_line(error)[:200]}, in {where})"
-        raise EngineError(f"{_IN_THE_WAY[stages[-1]].format(type(model).__name__)} {said}") from error
+        detail = f"({one_line(error)[:200]}, in {where})"
+        raise EngineError(f"{_IN_THE_WAY[stages[-1]].format(type(model).__name__)} {detail}") from error
 
 
 @torch.no_grad()
@@ -93,7 +93,7 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
             raise _attends_alone(model)
         theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
     stages.append(_Stage.WATCHED)
-    watch = Watch(packed([TOKENS], device), [])
+    watch = AttentionWatch(packed([TOKENS], device), [])
     with under(decoder, WATCHED):
         base(tokens, places, watch)
     if not watch.layers:
@@ -194,7 +194,7 @@ def _continued(base: Base, tokens: Tensor, layers: list[AttentionLayer], dtype: 
 def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) -> str:
     """The first module through which one packed sequence reaches the next, by changing the first and looking for one
     that gives another output for the same input."""
-    seen: list[dict[str, tuple[Tensor, Tensor]]] = []
+    runs: list[dict[str, tuple[Tensor, Tensor]]] = []
     hooks = []
 
     def behind(values: Any) -> Tensor | None:
@@ -205,10 +205,10 @@ def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) ->
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-            given = behind((*inputs, *named.values()))
-            made = behind(output if isinstance(output, tuple) else (output,))
-            if given is not None and made is not None:
-                seen[-1].setdefault(name, (given, made))
+            entered = behind((*inputs, *named.values()))
+            left = behind(output if isinstance(output, tuple) else (output,))
+            if entered is not None and left is not None:
+                runs[-1].setdefault(name, (entered, left))
 
         return hook
 
@@ -217,14 +217,14 @@ def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) ->
     places = attention.positions([BEFORE, TOKENS]).to(tokens.device)
     try:
         for first in (before, before.flip(0)):
-            seen.append({})
+            runs.append({})
             base(torch.cat((first, tokens)), places, packed([BEFORE, TOKENS], tokens.device))
     finally:
         for hook in hooks:
             hook.remove()
-    for name in (name for name in seen[0] if name in seen[1]):
-        (given, made), (same, other) = seen[0][name], seen[1][name]
-        if torch.equal(given, same) and not torch.equal(made, other):
+    for name in (name for name in runs[0] if name in runs[1]):
+        (entered, left), (same, other) = runs[0][name], runs[1][name]
+        if torch.equal(entered, same) and not torch.equal(left, other):
             module = model.get_submodule(name)
             return f"{type(module).__name__} ({name}) carries a state from token to token that is not attention"
     return f"{type(model).__name__} takes something of a sequence from what else is in the pass"

@@ -37,28 +37,28 @@ class CheckpointNames:
         self._model = model
         if getattr(model, "_weight_conversions", None) is None:
             # Not read from a checkpoint, or from one of another format: saved in the family's own way.
-            found = get_model_conversion_mapping(model, add_legacy=False)
-            model._weight_conversions = [entry for entry in found if not isinstance(entry, PrefixChange)]
+            mapping = get_model_conversion_mapping(model, add_legacy=False)
+            model._weight_conversions = [entry for entry in mapping if not isinstance(entry, PrefixChange)]
         self._conversions: list[WeightTransform] = model._weight_conversions
         self._known: dict[str, dict[str, tuple[int, ...]]] | None = None
         self._once: tuple[str, ...] | None = None
         """The names in memory that a checkpoint has, tied ones once."""
 
     def outward(
-        self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+        self, tensors: dict[str, Tensor], transform: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     ) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor as in the checkpoint, tied ones once; `made` may change each on its way."""
+        """Name and tensor as in the checkpoint, tied ones once; `transform` may change each on its way."""
         named = cast(Any, _ByName(self._model, tensors))
         for group in _layers(self._untied(tensors)).values():
-            ready = {name: made(name, tensor) for name, tensor in group.items()}
+            ready = {name: transform(name, tensor) for name, tensor in group.items()}
             for name, tensor in revert_weight_conversion(named, ready).items():
                 yield name, tensor.detach()
 
     def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._once is None:  # tensors that are shared out over processes do not show who is tied to whom
             unsaved = self._model._keys_to_ignore_on_save or ()
-            kept = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
-            self._once = tuple(remove_tied_weights_from_state_dict(kept, self._model))
+            saved = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
+            self._once = tuple(remove_tied_weights_from_state_dict(saved, self._model))
         return {name: tensors[name] for name in self._once}
 
     def shapes(self, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -92,8 +92,8 @@ class CheckpointNames:
             layer = home.get(name, "")
             shape = missing[layer].pop(name, None) if name in home else None
             if shape is None or shape != tuple(tensor.shape):
-                found = "no weight" if shape is None else f"not {tuple(tensor.shape)} but {shape}"
-                raise EngineError(f"these are not the weights of this model: {name} is {found} here")
+                actual = "no weight" if shape is None else f"not {tuple(tensor.shape)} but {shape}"
+                raise EngineError(f"these are not the weights of this model: {name} is {actual} here")
             waiting.setdefault(layer, {})[name] = tensor
             if not missing[layer]:
                 for target, value in self._convert(waiting.pop(layer), own):
@@ -119,8 +119,8 @@ class CheckpointNames:
                 converter = collected.setdefault(target, deepcopy(by_pattern[pattern]))
                 converter.add_tensor(target, name, pattern, group[name])
         for target, converter in collected.items():
-            made = converter.convert(target, model=_ByName(self._model, own), config=self._model.config)
-            for full, value in made.items():
+            converted = converter.convert(target, model=_ByName(self._model, own), config=self._model.config)
+            for full, value in converted.items():
                 yield full, value[0] if isinstance(value, list) else value
 
 
@@ -142,6 +142,6 @@ def _layers(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of each layer together; those of no layer stand by themselves."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = LAYER.match(name)
-        groups.setdefault(found.group() if found else "", {})[name] = tensor
+        match = LAYER.match(name)
+        groups.setdefault(match.group() if match else "", {})[name] = tensor
     return groups

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from turnwise.engines.model.attention import packed
-from turnwise.engines.model.policy_model import Features, Seen
-from turnwise.engines.model.seeing import KeptFeatures
+from turnwise.engines.model.image_features import FeatureCache
+from turnwise.engines.model.policy_model import Features, ImageFeatures
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.transformers_probe import alike, under
 from turnwise.errors import EngineError, one_line
-from turnwise.media import Media, MediaSpan
+from turnwise.ledger import Media, MediaSpan
 
 DECODERS = ("language_model", "text_model")
 """What families call the part that reads tokens."""
@@ -44,7 +44,7 @@ class VisionModel(TransformersModel):
     """Whether tower and projector are; what is trained is looked at anew every time."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
-    _kept: KeptFeatures
+    _kept: FeatureCache
     _family = AutoModelForImageTextToText
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
@@ -80,7 +80,7 @@ class VisionModel(TransformersModel):
 
     def train_vision(self, trained: bool) -> None:
         """Train tower and projector, or freeze them."""
-        self.vision_trained, self._kept = trained, KeptFeatures()
+        self.vision_trained, self._kept = trained, FeatureCache()
         for _, parameter in self.vision_parameters():
             parameter.requires_grad_(trained)
 
@@ -96,19 +96,19 @@ class VisionModel(TransformersModel):
     def look(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image, kept for later passes while the tower is frozen."""
         if self.vision_trained:
-            once = {one.digest: one for one in media}  # siblings of a group show the same
-            looked = {digest: self._look(one) for digest, one in once.items()}
-            return [looked[one.digest] for one in media]
-        found: list[Features] = []
+            once = {image.digest: image for image in media}  # siblings of a group show the same
+            looked = {digest: self._look(image) for digest, image in once.items()}
+            return [looked[image.digest] for image in media]
+        features: list[Features] = []
         form = str(self.model.get_input_embeddings().weight.dtype)  # a copy in another makes other features
-        for one in media:
-            kept = self._kept.get(f"{one.digest} {form}")
-            if kept is None:
+        for image in media:
+            cached = self._kept.get(f"{image.digest} {form}")
+            if cached is None:
                 with self._plainly():
-                    kept = self._look(one)
-                self._kept.put(f"{one.digest} {form}", kept)
-            found.append(kept)
-        return found
+                    cached = self._look(image)
+                self._kept.put(f"{image.digest} {form}", cached)
+            features.append(cached)
+        return features
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
@@ -139,11 +139,11 @@ class VisionModel(TransformersModel):
 
     def _features(self, media: Media) -> Features:
         with self._theirs(media):
-            made = self.model.base_model.get_image_features(**self._arrays(media))
-            rows = _joined(made.pooler_output)
-            deep = tuple(_joined(one) for one in getattr(made, "deepstack_features", None) or ())
+            outputs = self.model.base_model.get_image_features(**self._arrays(media))
+            rows = _joined(outputs.pooler_output)
+            deep = tuple(_joined(part) for part in getattr(outputs, "deepstack_features", None) or ())
         wanted = media.features
-        if any(len(one) != wanted for one in (rows, *deep)):
+        if any(len(part) != wanted for part in (rows, *deep)):
             name = type(self.model).__name__
             raise EngineError(f"{name} makes {len(rows)} features of image {media.digest}, which has {wanted} tokens")
         return Features(rows, deep if self._deep else ())
@@ -152,18 +152,18 @@ class VisionModel(TransformersModel):
         device = self.model.get_input_embeddings().weight.device
         return {name: torch.tensor(a, device=device) for name, a in media.arrays.items()}
 
-    def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
-        if seen is None:
+    def _entering(self, tokens: Tensor, images: ImageFeatures | None) -> dict[str, Any]:
+        if images is None:
             return super()._entering(tokens, None)
         states = self.model.get_input_embeddings()(tokens)
-        given: dict[str, Any] = {
-            "inputs_embeds": states.index_copy(0, seen.places, seen.rows.to(states.dtype)).unsqueeze(0)
+        embedded: dict[str, Any] = {
+            "inputs_embeds": states.index_copy(0, images.places, images.rows.to(states.dtype)).unsqueeze(0)
         }
-        if seen.deep:
+        if images.deep:
             mask = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-            given["visual_pos_masks"] = mask.index_fill(0, seen.places, True).unsqueeze(0)
-            given["deepstack_visual_embeds"] = [rows.to(states.dtype) for rows in seen.deep]
-        return given
+            embedded["visual_pos_masks"] = mask.index_fill(0, images.places, True).unsqueeze(0)
+            embedded["deepstack_visual_embeds"] = [rows.to(states.dtype) for rows in images.deep]
+        return embedded
 
     # --- positions ------------------------------------------------------------------------------------------------
 
@@ -173,20 +173,20 @@ class VisionModel(TransformersModel):
         if not media or not hasattr(self.model.base_model, "get_rope_index"):
             return np.arange(len(token_ids))
         parts: list[NDArray[np.int64]] = []
-        at, place = 0, 0
+        at, position = 0, 0
         for span in media:
-            parts.append(_text(place, span.start - at))
-            place += span.start - at
+            parts.append(_text(position, span.start - at))
+            position += span.start - at
             block = self._block_positions(span.media)
-            parts.append(place + block)
-            at, place = span.end, place + int(block.max()) + 1
-        parts.append(_text(place, len(token_ids) - at))
+            parts.append(position + block)
+            at, position = span.end, position + int(block.max()) + 1
+        parts.append(_text(position, len(token_ids) - at))
         return np.concatenate(parts, axis=1)
 
     def _block_positions(self, media: Media) -> NDArray[np.int64]:
-        """[3, n] from 0 on."""
-        found = self._placed.get(media)
-        if found is None:
+        """The positions [3, n] of an image's tokens, counted from 0."""
+        block = self._placed.get(media)
+        if block is None:
             grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
             with self._theirs(media):
                 placed, _ = self.model.base_model.get_rope_index(
@@ -194,8 +194,8 @@ class VisionModel(TransformersModel):
                     mm_token_type_ids=torch.tensor(media.takes, dtype=torch.int64)[None],
                     **{name: torch.tensor(array) for name, array in grids.items()},
                 )
-            found = self._placed[media] = placed[:, 0].numpy()
-        return found
+            block = self._placed[media] = placed[:, 0].numpy()
+        return block
 
     # --- held against the model's own code ------------------------------------------------------------------------
 
@@ -205,13 +205,13 @@ class VisionModel(TransformersModel):
         device = self.model.get_input_embeddings().weight.device
         tokens, places = (torch.from_numpy(x).to(device) for x in (ids, self.positions(ids, [span])))
         takes = torch.from_numpy(span.start + np.flatnonzero(media.takes)).to(device)
-        seen = Seen(takes, features.rows, features.deep)
-        ours = self.logits(self._base(tokens, places, packed([len(ids)], device), seen))
+        images = ImageFeatures(takes, features.rows, features.deep)
+        ours = self.logits(self._base(tokens, places, packed([len(ids)], device), images))
         types = torch.zeros_like(tokens).index_fill(0, takes, 1)
         named = inspect.signature(self.model.base_model.forward).parameters
-        given = {name: types[None] for name in TYPES if name in named}
+        options = {name: types[None] for name in TYPES if name in named}
         with self._theirs(media), under(self._decoder, "eager"):
-            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **given).logits[0]
+            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **options).logits[0]
         if not alike(ours.to(self.dtype), theirs.to(self.dtype)):
             raise EngineError(
                 f"{type(self.model).__name__} does more with an image than Turnwise does (its tokens may see each "
@@ -223,17 +223,19 @@ class VisionModel(TransformersModel):
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         vision = {name.removeprefix("model.") for name, _ in self.vision_parameters()}
         if self._names.inward(self._tensors(), weights, vision):
-            self._kept = KeptFeatures()  # copies of this model may go on with theirs
+            self._kept = FeatureCache()  # copies of this model may go on with theirs
 
 
-def _joined(made: Any) -> Tensor:
+def _joined(output: Any) -> Tensor:
     """The rows of one image, which families give as one tensor or in parts."""
-    rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in ([made] if isinstance(made, Tensor) else made)])
+    rows = torch.cat(
+        [part.reshape(-1, part.shape[-1]) for part in ([output] if isinstance(output, Tensor) else output)]
+    )
     return rows
 
 
-def _text(place: int, count: int) -> NDArray[np.int64]:
-    return np.broadcast_to(np.arange(place, place + count), (3, count))
+def _text(start: int, count: int) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(start, start + count), (3, count))
 
 
 def _around(media: Media, vocabulary: int) -> tuple[NDArray[np.int64], MediaSpan]:

@@ -22,9 +22,9 @@ def in_whole_rows(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu" or x.numel() <= CUT:
         return step(x)
-    rows, made = max(1, CUT // x.shape[1]), torch.empty(x.shape, dtype=x.dtype)
+    rows, result = max(1, CUT // x.shape[1]), torch.empty(x.shape, dtype=x.dtype)
     for start in range(0, len(x), rows):
         for left in range(0, x.shape[1], CUT):
             piece = (slice(start, start + rows), slice(left, left + CUT))
-            made[piece] = step(x[piece])
-    return made
+            result[piece] = step(x[piece])
+    return result

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from turnwise import time_budget
-from turnwise.addresses import has_userinfo
-from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
-from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
+from turnwise.config import Config, EngineConfig
+from turnwise.engines.opener import Opener
+from turnwise.errors import ConfigError, EngineError, EpisodeError, has_userinfo, unknown
+from turnwise.system import time_budget
+from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import FinishReason
 
+API_KEY_ENV = "OPENAI_API_KEY"
+"""The environment variable that holds an endpoint's key."""
 SHOWN_BODY = 300
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -35,6 +39,25 @@ class EndpointReply:
     model: str
     reasoning: str | None = None
     """What a server with a reasoning parser took out of the text."""
+
+
+class EndpointOpener(Opener):
+    """Of `engine=openai`: it writes messages, and renders them for itself."""
+
+    def connect(self, engine: EngineConfig) -> "ChatEndpoint":
+        """A client of the configured endpoint; it must be closed."""
+        if engine.base_url is None:
+            raise ConfigError(f"engine={engine.name} needs engine.base_url, such as http://127.0.0.1:8000/v1")
+        key = os.environ.get(API_KEY_ENV)
+        return ChatEndpoint(engine.base_url, engine.model, key, engine.timeout_seconds, engine.retries)
+
+    def describe(self, config: Config) -> str:
+        """Which endpoint, which model, and what is not recorded."""
+        engine = config.engine
+        model = engine.model or "(asked from the endpoint)"
+        return (
+            f"{engine.name}, {engine.base_url}, model {model}; messages only: no tokens and no log-probs are recorded"
+        )
 
 
 class ChatEndpoint:
@@ -101,7 +124,7 @@ class ChatEndpoint:
         stop: list[str] | None = None,
         seed: int | None = None,
     ) -> EndpointReply:
-        """One assistant message."""
+        """Asks the endpoint for one assistant message."""
         request: dict[str, Any] = {
             "model": self.model if self.model is not None else await self.check(),
             "messages": messages,
@@ -117,7 +140,7 @@ class ChatEndpoint:
         return self._read(body)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections to the endpoint."""
         await self._client.aclose()
 
     async def _ask(self, method: str, path: str, content: bytes | None = None) -> Any:

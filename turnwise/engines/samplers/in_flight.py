@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise import time_budget
+from turnwise.engines.samplers.prompt_images import PromptImages
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.samplers.sampling import Rules
-from turnwise.engines.samplers.sight import Sight
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
+from turnwise.system import time_budget
 from turnwise.types import Completion, FinishReason, VersionRun
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -38,16 +38,16 @@ class QueuedRequest:
     stopped: float | None = None
     """Since when it has been without the slot it had; a batcher that takes slots away writes it."""
 
-    def departs_from(self, kept: NDArray[np.int64], media: Sequence[MediaSpan]) -> EngineError | None:
+    def departs_from(self, cached: NDArray[np.int64], media: Sequence[MediaSpan]) -> EngineError | None:
         """What is wrong unless it begins with the tokens and images that were kept of its conversation."""
 
         def named(spans: Sequence[MediaSpan]) -> list[tuple[int, str]]:
-            return [(span.start, span.media.digest) for span in spans if span.start < len(kept)]
+            return [(span.start, span.media.digest) for span in spans if span.start < len(cached)]
 
-        if np.array_equal(kept, self.token_ids[: len(kept)]) and named(media) == named(self.media):
+        if np.array_equal(cached, self.token_ids[: len(cached)]) and named(media) == named(self.media):
             return None
         return EngineError(
-            f"conversation {self.conversation!r} changed its past: it must start with the {len(kept)} tokens so far"
+            f"conversation {self.conversation!r} changed its past: it must start with the {len(cached)} tokens so far"
         )
 
     def waited(self) -> float:
@@ -65,17 +65,12 @@ Outcome = tuple[QueuedRequest, Completion | EngineError]
 class SamplerStats:
     """What a sampler has done so far."""
 
-    steps: int = 0
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
     reused_tokens: int = 0
     peak_batch: int = 0
-    evicted: int = 0
-    """Kept conversations whose memory was needed for others."""
     preempted: int = 0
     """Turns that had to wait again because no memory was left to write in."""
-    looked: int = 0
-    """Images whose features were computed."""
 
 
 class Writers:
@@ -110,12 +105,12 @@ class RunningRequest:
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     """The last tokens, long enough to hold any stop string."""
-    sight: Sight | None = None
+    sight: PromptImages | None = None
     """Of a turn with images."""
 
     @property
     def prompt_length(self) -> int:
-        """Tokens that were given."""
+        """The number of tokens in the request's prompt."""
         return len(self.request.token_ids)
 
     def sequence(self) -> NDArray[np.int64]:
@@ -169,7 +164,7 @@ class WrittenRows:
 
     @classmethod
     def of(cls, active: Sequence[RunningRequest]) -> "WrittenRows":
-        """As they are now."""
+        """The arrays of the requests that are writing now, one row for each."""
         shifts = [0 if running.sight is None else running.sight.shift for running in active]
         return cls(
             np.array([running.ids[-1] for running in active], dtype=np.int64),

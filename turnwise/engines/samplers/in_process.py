@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turnwise import time_budget
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.in_flight import Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.request import Request, SamplingParams, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights, Update
 from turnwise.errors import EngineError
-from turnwise.media import check_places
+from turnwise.ledger import check_places
+from turnwise.system import time_budget
 from turnwise.types import Completion
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class InProcessSampler:
     """Implements the Sampler protocol on a batcher, in this process.
 
     Callers put orders into an inbox; the worker drains it between steps, sleeps on it when idle, and wakes callers
-    through their own event loop. `stats`, `cached_bytes` and `held_bytes` may be read at any time.
+    through their own event loop. `stats` and `cached_bytes` may be read at any time.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class InProcessSampler:
 
     @property
     def stats(self) -> SamplerStats:
-        """Counters since the start."""
+        """The sampler's counters since it was opened."""
         return self._batcher.stats
 
     @property
@@ -179,13 +179,8 @@ class InProcessSampler:
         return self._batcher.cached_bytes
 
     @property
-    def held_bytes(self) -> int:
-        """Memory held for keys and values: between turns, shared, and of turns under way; none while it sleeps."""
-        return self._batcher.bytes
-
-    @property
     def policy_version(self) -> int:
-        """Which weights write."""
+        """The version of the weights that the sampler writes with."""
         return self._batcher.policy_version
 
     async def generate(self, request: Request) -> Completion:
@@ -359,9 +354,9 @@ def _ending(text: str, cause: BaseException | None) -> EngineError:
     return error
 
 
-def _check_media(request: Request, blind: str | None) -> None:
-    if blind is not None:
-        refuse_media(request, blind)
+def _check_media(request: Request, text_only: str | None) -> None:
+    if text_only is not None:
+        refuse_media(request, text_only)
     try:
         check_places(request.media, request.token_ids)
     except ValueError as error:

@@ -14,7 +14,7 @@ from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
 from turnwise.engines.model.model_shape import LayerCache
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 
 PREFIX_BLOCK = PAGE
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
@@ -32,12 +32,12 @@ class KVSpan:
 
     @property
     def length(self) -> int:
-        """How many tokens."""
+        """The number of tokens whose keys and values the span holds."""
         return self.values[0].shape[2]
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
+        """The memory that keys and values take, in bytes."""
         return sum(part.nbytes for part in (*self.keys, *self.values))
 
 
@@ -69,7 +69,7 @@ class ActiveRows:
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
+        """The memory that keys and values of all rows take, in bytes."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def _empty(self, rows: int, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -78,17 +78,17 @@ class ActiveRows:
         for kind in self._kinds:
             layers = self._caches.count(kind)
             # Zeros, not garbage: what lies beyond a sequence is multiplied by zero, and zero times NaN is NaN.
-            for kept, shape in ((keys, (kind.key_dim, capacity)), (values, (capacity, kind.value_dim))):
-                kept.append(torch.zeros(layers, rows, kind.kv_heads, *shape, dtype=self._dtype, device=self._device))
+            for tensors, shape in ((keys, (kind.key_dim, capacity)), (values, (capacity, kind.value_dim))):
+                tensors.append(torch.zeros(layers, rows, kind.kv_heads, *shape, dtype=self._dtype, device=self._device))
         return keys, values
 
     def _keep(self, keys: list[Tensor], values: list[Tensor]) -> None:
         self.keys, self.values = keys, values
-        self.layers, seen = [], dict.fromkeys(self._kinds, 0)
+        self.layers, counts = [], dict.fromkeys(self._kinds, 0)
         for cache in self._caches:
-            kind, place = self._kinds.index(cache), seen[cache]
-            self.layers.append((keys[kind][place], values[kind][place]))
-            seen[cache] += 1
+            kind, number = self._kinds.index(cache), counts[cache]
+            self.layers.append((keys[kind][number], values[kind][number]))
+            counts[cache] += 1
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for this many rows of this many tokens."""
@@ -119,16 +119,16 @@ class ActiveRows:
     def read(self, row: int, start: int, end: int) -> KVSpan:
         """A copy of tokens start to end of a row."""
         plain = torch.contiguous_format
-        keys = tuple(kept[:, row, :, :, start:end].clone(memory_format=plain) for kept in self.keys)
-        return KVSpan(keys, tuple(kept[:, row, :, start:end].clone(memory_format=plain) for kept in self.values))
+        keys = tuple(tensor[:, row, :, :, start:end].clone(memory_format=plain) for tensor in self.keys)
+        return KVSpan(keys, tuple(tensor[:, row, :, start:end].clone(memory_format=plain) for tensor in self.values))
 
     def write(self, row: int, start: int, span: KVSpan) -> None:
-        """Put a span into a row."""
+        """Puts a span into a row, from position `start` on."""
         end = start + span.length
-        for kept, keys in zip(self.keys, span.keys, strict=True):
-            kept[:, row, :, :, start:end] = keys
-        for kept, values in zip(self.values, span.values, strict=True):
-            kept[:, row, :, start:end] = values
+        for tensor, keys in zip(self.keys, span.keys, strict=True):
+            tensor[:, row, :, :, start:end] = keys
+        for tensor, values in zip(self.values, span.values, strict=True):
+            tensor[:, row, :, start:end] = values
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,6 @@ class SessionCaches:
         self._budget = budget
         self._entries: OrderedDict[str, SessionCache] = OrderedDict()
         self.bytes = 0
-        self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -164,7 +163,6 @@ class SessionCaches:
         while self.bytes > self._budget:
             _, oldest = self._entries.popitem(last=False)
             self.bytes -= oldest.span.bytes
-            self.evicted += 1
 
     def drop(self, conversation: str) -> None:
         """Forget a conversation; unknown names are fine."""
@@ -173,7 +171,7 @@ class SessionCaches:
             self.bytes -= cached.span.bytes
 
     def clear(self) -> None:
-        """Forget all conversations."""
+        """Forgets the caches of all conversations."""
         self._entries.clear()
         self.bytes = 0
 
@@ -185,8 +183,8 @@ def block_hashes(token_ids: NDArray[np.int64], media: Sequence[MediaSpan] = ()) 
     digest = b""
     for end in range(PREFIX_BLOCK, len(token_ids), PREFIX_BLOCK):
         start = end - PREFIX_BLOCK
-        shown = "".join(f"/{span.start} {span.media.digest}" for span in media if start <= span.start < end)
-        content = token_ids[start:end].tobytes() + shown.encode()
+        images = "".join(f"/{span.start} {span.media.digest}" for span in media if start <= span.start < end)
+        content = token_ids[start:end].tobytes() + images.encode()
         digest = hashlib.blake2b(digest + content, digest_size=16).digest()
         digests.append(digest)
     return digests
@@ -204,7 +202,7 @@ class PrefixBlocks:
         return digest in self._blocks
 
     def clear(self) -> None:
-        """Forget all blocks."""
+        """Forgets all blocks of shared prefixes."""
         self._blocks.clear()
         self.bytes = 0
 
@@ -222,7 +220,7 @@ class PrefixBlocks:
         return [self._blocks[digest] for digest in digests]
 
     def put(self, digest: bytes, span: KVSpan) -> None:
-        """Keep one block."""
+        """Keeps a block by its digest; those used least recently go when the budget is full."""
         if digest in self._blocks:
             return
         self._blocks[digest] = span

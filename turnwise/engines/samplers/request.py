@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
-from turnwise.media import MediaSpan
+from turnwise.ledger import MediaSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from turnwise.engines.samplers.request import Request
-from turnwise.engines.updates import Update
+from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.types import Completion
 
 
@@ -32,11 +32,16 @@ class Capabilities:
     """Whether `sleep` gives its memory back."""
 
     def __str__(self) -> str:
-        taken = " and ".join(sorted(kind.__name__ for kind in self.updates)) or "no weights"
-        reads, sleeps = "text and images" if self.media else "text only", "" if self.sleeps else "not "
-        given = {Logprobs.SCALED: "log-probs as a learner recomputes them", Logprobs.NONE: "no log-probs"}
-        shown = given.get(self.logprobs, "log-probs after top-k and top-p, which a learner does not recompute")
-        return f"{shown}, takes {taken}, reads {reads}, does {sleeps}give memory back in its sleep"
+        logprobs = {
+            Logprobs.SCALED: "log-probs as the learner computes them",
+            Logprobs.NONE: "no log-probs",
+        }.get(self.logprobs, "log-probs after top-k and top-p, which the learner does not compute")
+        kinds = {FullWeights: "all weights", Adapter: "a LoRA adapter", WeightsFolder: "a folder of weights"}
+        updates = sorted(kinds.get(kind, "stored weights") for kind in self.updates)
+        weights = f"takes {' or '.join(updates)}" if updates else "takes no new weights"
+        reads = "text and images" if self.media else "text only"
+        sleep = "gives its memory back between steps" if self.sleeps else "keeps its memory between steps"
+        return f"{logprobs}, {weights}, reads {reads}, {sleep}"
 
 
 class Sampler(Protocol):
@@ -66,7 +71,7 @@ class Sampler(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Go on."""
+        """Takes back the memory that `sleep` gave up, and goes on."""
         ...
 
     async def close(self) -> None:

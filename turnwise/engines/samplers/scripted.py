@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.chat.formats import hermes
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
+from turnwise.config import Config
+from turnwise.engines.opener import Opener, OpenSampler, Say
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
@@ -30,18 +33,39 @@ class ScriptRequest:
 
     @property
     def text(self) -> str:
-        """Everything said so far."""
+        """The whole conversation so far as text, the prompt included."""
         return self.tokenizer.decode(self.token_ids)
 
 
 Script = Callable[[ScriptRequest], str]
 
 
-def lines(said: Sequence[str]) -> Script:
+def lines(replies: Sequence[str]) -> Script:
     """A script that says one line a turn and repeats the last."""
-    if not said:
+    if not replies:
         raise EngineError("the scripted engine has nothing to say: set engine.script=['...']")
-    return lambda request: said[min(request.turn, len(said) - 1)]
+    return lambda request: replies[min(request.turn, len(replies) - 1)]
+
+
+class ScriptedOpener(Opener):
+    """Of `engine=scripted`, whose lines are `engine.script`."""
+
+    async def open(self, config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+        """A sampler that says the lines."""
+        return OpenSampler(scripted_sampler(renderer, lines(config.engine.script)), threads=1)
+
+    async def check(self, config: Config) -> str | None:
+        """There must be something to say."""
+        lines(config.engine.script)
+        return None
+
+
+def scripted_sampler(renderer: Renderer, script: Script) -> "ScriptedSampler":
+    """A sampler that says what a script says, as this renderer writes turns."""
+    if renderer.end_id is None:
+        raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
+    ends = {"end_id": renderer.end_id, "call_end_id": renderer.call_end_id}
+    return ScriptedSampler(renderer.tokenizer, script, **ends, call_format=renderer.call_format)
 
 
 class ScriptedSampler:
@@ -77,15 +101,15 @@ class ScriptedSampler:
         episode = _episode(request.conversation)
         turn = self._turns[episode]
         self._turns[episode] += 1
-        shown = tuple(span.media.content for span in request.media)
-        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, shown))
-        cut = _first_stop(said, params.stop_strings)
-        ids = self._tokenizer.encode(said[:cut]).ids
+        images = tuple(span.media.content for span in request.media)
+        reply = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, images))
+        cut = _first_stop(reply, params.stop_strings)
+        ids = self._tokenizer.encode(reply[:cut]).ids
         stopped = next((n for n, token in enumerate(ids, start=1) if token in params.stop_ids), None)
         if stopped is not None:  # a call that ends the turn, as a model's would
             ids = ids[:stopped]
         elif cut is None:
-            calls = self._call_format.parse(said, turn=turn, in_reasoning=False).tool_calls
+            calls = self._call_format.parse(reply, turn=turn, in_reasoning=False).tool_calls
             ids = [*ids, self._call_end_id if calls else self._end_id]
         room = min(params.max_tokens, self.context_length - len(token_ids))
         finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
@@ -93,7 +117,7 @@ class ScriptedSampler:
         return Completion.of(ids, [0.0] * len(ids), finish, version=self._version)
 
     async def release(self, conversation: str) -> None:
-        """Forget the turn count."""
+        """Forgets how many turns the conversation has had."""
         self._turns.pop(_episode(conversation), None)
 
     async def publish(self, update: Update, version: int) -> None:
@@ -101,13 +125,13 @@ class ScriptedSampler:
         self._version = version
 
     async def sleep(self) -> None:
-        """Nothing is held."""
+        """Does nothing: a scripted sampler holds no memory."""
 
     async def wake(self) -> None:
-        """Nothing was given back."""
+        """Does nothing: `sleep` gave nothing back."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Forgets the turn counts of all conversations."""
         self._turns.clear()
 
 

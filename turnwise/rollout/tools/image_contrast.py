@@ -3,24 +3,24 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+from turnwise.data.images.trail import IDENTITY, Trail
 from turnwise.errors import ToolError
 from turnwise.rollout.image_tools import ImageTool
-from turnwise.rollout.sample_images import Found
-from turnwise.sandbox.inside.trail import IDENTITY, Trail
+from turnwise.rollout.sample_images import SourceImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-def contrast(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
+def contrast(source: SourceImage, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
     """The darkest shades become black and the lightest white, but for `cutoff` percent of the pixels at each end."""
     from PIL import ImageOps
 
     cutoff = float(arguments.get("cutoff", 0.0))
     if not math.isfinite(cutoff):
         raise ToolError("cutoff is a number of percent")
-    picture = ImageOps.autocontrast(found.picture, cutoff=cutoff)
-    return "Stretched the contrast.", picture, found.trail.after("autocontrast", {"cutoff": cutoff}, IDENTITY)
+    picture = ImageOps.autocontrast(source.picture, cutoff=cutoff)
+    return "Stretched the contrast.", picture, source.trail.after("autocontrast", {"cutoff": cutoff}, IDENTITY)
 
 
 image_contrast = ImageTool(

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from turnwise.data.images.trail import IDENTITY, Trail, turned
 from turnwise.errors import ToolError
 from turnwise.rollout.image_tools import ImageTool
-from turnwise.rollout.sample_images import Found
-from turnwise.sandbox.inside.trail import IDENTITY, Trail, turned
+from turnwise.rollout.sample_images import SourceImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -18,7 +18,7 @@ MOST_DEGREES = 1e9
 """Beyond them a number says nothing of a turn."""
 
 
-def rotate(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
+def rotate(source: SourceImage, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
     """Turned by `angle` degrees clockwise."""
     from PIL.Image import Resampling
 
@@ -26,11 +26,11 @@ def rotate(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Tra
     if not abs(angle) < MOST_DEGREES:
         raise ToolError("angle is a number of degrees")
     quarter = angle % 360
-    picture = found.picture.rotate(-quarter, resample=Resampling.BICUBIC, expand=True)  # PIL turns the other way
+    picture = source.picture.rotate(-quarter, resample=Resampling.BICUBIC, expand=True)  # PIL turns the other way
     change = IDENTITY if quarter == 0 else None
     if quarter in _QUARTERS:
-        change = turned(_QUARTERS[quarter], found.picture.size)
-    trail = found.trail.after("rotate", {"angle": -quarter, "expand": True}, change)
+        change = turned(_QUARTERS[quarter], source.picture.size)
+    trail = source.trail.after("rotate", {"angle": -quarter, "expand": True}, change)
     return f"Turned by {angle:g} degrees clockwise.", picture, trail
 
 

@@ -3,10 +3,10 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+from turnwise.data.images.trail import Trail
 from turnwise.errors import ToolError
 from turnwise.rollout.image_tools import ImageTool
-from turnwise.rollout.sample_images import Found
-from turnwise.sandbox.inside.trail import Trail
+from turnwise.rollout.sample_images import SourceImage
 from turnwise.types import JsonSchema
 
 if TYPE_CHECKING:
@@ -26,26 +26,28 @@ BOX: JsonSchema = {
 LABEL: JsonSchema = {"type": "string", "description": "What is in the region."}
 
 
-def zoom(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
-    """The region in `bbox_2d`."""
-    box = fit_box(arguments["bbox_2d"], found.picture)
+def zoom(source: SourceImage, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
+    """Crops the region that `bbox_2d` names out of the image."""
+    box = fit_box(arguments["bbox_2d"], source.picture)
     label = arguments.get("label")
     words = f"Zoomed in on {list(box)}" + (f", {label}" if label else "") + "."
-    trail = found.trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
-    return words, found.picture.crop(box), trail
+    trail = source.trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
+    return words, source.picture.crop(box), trail
 
 
-def fit_box(given: list[float], picture: "Picture") -> Box:
+def fit_box(coordinates: list[float], picture: "Picture") -> Box:
     """Whole pixels inside the image; ToolError for what is no region of it."""
-    if not all(isinstance(side, int | float) and abs(side) < math.inf for side in given):
+    if not all(isinstance(side, int | float) and abs(side) < math.inf for side in coordinates):
         raise ToolError("bbox_2d holds numbers")
-    left, right = (min(max(side, 0.0), float(picture.width)) for side in (given[0], given[2]))
-    top, bottom = (min(max(side, 0.0), float(picture.height)) for side in (given[1], given[3]))
+    left, right = (min(max(side, 0.0), float(picture.width)) for side in (coordinates[0], coordinates[2]))
+    top, bottom = (min(max(side, 0.0), float(picture.height)) for side in (coordinates[1], coordinates[3]))
     if left >= right or top >= bottom:
         size = f"{picture.width}x{picture.height}"
-        raise ToolError(f"bbox_2d {given} is no region of the image of {size} pixels: x1 < x2 and y1 < y2 inside it")
+        raise ToolError(
+            f"bbox_2d {coordinates} is no region of the image of {size} pixels: x1 < x2 and y1 < y2 inside it"
+        )
     if max(right - left, bottom - top) > MOST_ASPECT * min(right - left, bottom - top):
-        raise ToolError(f"bbox_2d {given} is more than {MOST_ASPECT:g} times longer than wide")
+        raise ToolError(f"bbox_2d {coordinates} is more than {MOST_ASPECT:g} times longer than wide")
     if min(picture.width, picture.height) < MIN_SIDE:
         raise ToolError(f"the image is smaller than {MIN_SIDE} pixels: there is nothing to zoom in on")
     x1, x2 = _grown(left, right, picture.width)

@@ -7,14 +7,15 @@ import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise.config import Config
 from turnwise.errors import PluginError, ToolError, unknown
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.tool_schema import (
-    ArgumentChecker,
+from turnwise.rollout.toolbox.schema import (
     BadArguments,
     check_schema,
     check_signature,
@@ -39,7 +40,7 @@ class ToolContext:
 
     sample: Sample
     kwargs: dict[str, Any]
-    """The row's `tools_kwargs` for this tool (in verl's form: `create_kwargs` and so on)."""
+    """The row's `tools_kwargs` for this tool; of a class, `create_kwargs` and so on."""
     seed: int = 0
     """The episode's own; the same when it is played again."""
     messages: Sequence[Message] = ()
@@ -78,6 +79,24 @@ class ReadsKwargs(Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsOfRows(Protocol):
+    """A tool that only some rows can be played with."""
+
+    def needs(self, sample: Sample) -> str | None:
+        """What the sample lacks, such as "a repository; extra_info.swe names none"; None when it can be played."""
+        ...
+
+
+@runtime_checkable
+class MadeForRun(Protocol):
+    """A tool that reads the run's config: where its code runs, and with which limits."""
+
+    def for_run(self, config: Config) -> "Tool":
+        """The run's own tool: it may have something to start and to stop."""
+        ...
+
+
 class Tool(Protocol):
     """A tool as the rollout sees it. `schema` is the OpenAI function schema, kept whole."""
 
@@ -91,7 +110,16 @@ class Tool(Protocol):
     def concurrency(self) -> int: ...
 
     async def open(self, context: ToolContext) -> ToolSession:
-        """A session for one episode."""
+        """Opens a session of the tool for one episode."""
+        ...
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A built-in tool that takes the `config` of its entry in a file of tools."""
+
+    def configured(self, config: Mapping[str, Any], folder: Path) -> Tool:
+        """The tool with these settings; files are named from `folder`. ConfigError for what is none."""
         ...
 
 
@@ -104,7 +132,7 @@ class Service(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Called on every path."""
+        """Ends the service; it is called on every path."""
         ...
 
 
@@ -133,10 +161,10 @@ class FunctionTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext | None) -> ToolResult:
         """One call. `context` is needed when `context_parameter` names a parameter for it."""
-        given = arguments if self.readers is None else read_arguments(self.name, self.readers, arguments)
+        values = arguments if self.readers is None else read_arguments(self.name, self.readers, arguments)
         if self.context_parameter is not None:
-            given = {**given, self.context_parameter: context}
-        return as_result(await plugin_calls.call(self.function, **given))
+            values = {**values, self.context_parameter: context}
+        return as_result(await plugin_calls.call(self.function, **values))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The decorated function stays callable."""
@@ -221,11 +249,6 @@ def _number(value: Any) -> int | float:
     if isinstance(value, numbers.Real):
         return float(value)
     raise TypeError(f"{type(value).__name__} is not a JSON value")
-
-
-def validate(tool: Tool, arguments: dict[str, Any]) -> None:
-    """Raise ToolError with a text the model can act on when arguments do not fit the schema."""
-    ArgumentChecker.of(tool.schema, tool.name).check_now(arguments)
 
 
 @overload

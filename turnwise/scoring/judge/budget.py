@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, TurnwiseError
-from turnwise.metrics import Metric, Reduction
 from turnwise.scoring.judge.settings import BUDGETS, JudgeSettings, WhenSpent
 from turnwise.scoring.judge.stats import JudgeStats
+from turnwise.system.metrics import Metric, Reduction
 
 
 class Budget:
@@ -24,10 +24,10 @@ class Budget:
             self._requests += 1
             return
         self._stats.over_budget += 1
-        said = f"the judge's budget is spent ({', '.join(spent)})"
+        problem = f"the judge's budget is spent ({', '.join(spent)})"
         if self._settings.when_spent is WhenSpent.stop:
-            raise TurnwiseError(f"{said}: the run can be resumed, and then has as much again")
-        raise ScoringFailed(said)
+            raise TurnwiseError(f"{problem}: the run can be resumed, and then has as much again")
+        raise ScoringFailed(problem)
 
     def take_tokens(self, count: int | None) -> None:
         """Count those of a reply; ConfigError where a limit is set and the server does not say how many they were."""
@@ -46,16 +46,16 @@ class Budget:
     def _used(self) -> list[tuple[str, int, int]]:
         """(limit, used, most) of those that are set."""
         limits = zip(BUDGETS, (self._requests, self._tokens), strict=True)
-        found = ((name, used, getattr(self._settings, name)) for name, used in limits)
-        return [(name, used, most) for name, used, most in found if most is not None]
+        rows = ((name, used, getattr(self._settings, name)) for name, used in limits)
+        return [(name, used, most) for name, used, most in rows if most is not None]
 
 
 def refuse_budget(options: Mapping[str, Any], where: str) -> None:
     """A budget is one process's: ConfigError for options of a scorer with a judge that several processes would run."""
-    for given in (options, *(value for value in options.values() if isinstance(value, Mapping))):
+    for table in (options, *(value for value in options.values() if isinstance(value, Mapping))):
         for name in BUDGETS:
-            if given.get(name) is not None:
+            if table.get(name) is not None:
                 raise ConfigError(
-                    f"judge: {name}={given[name]} is counted by the run's own process, and {where} asks from others; "
+                    f"judge: {name}={table[name]} is counted by the run's own process, and {where} asks from others; "
                     "scoring.run=inline asks from it"
                 )

@@ -11,11 +11,60 @@ from typing import Any, TypeVar
 import httpx
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
-from turnwise.scoring.judge.breaker import Breaker
 from turnwise.scoring.judge.budget import Budget
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats
+from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Closed lets everything pass; open nothing; after `seconds` one request passes and decides."""
+
+    failures: int
+    """In a row, that open it."""
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _in_a_row: int = 0
+    _opened: float | None = None
+    _trying: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the endpoint counts as broken."""
+        return self._opened is not None
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a request is under way that will decide."""
+        return self._trying
+
+    @property
+    def allows(self) -> bool:
+        """Whether a request may pass now."""
+        if self._opened is None:
+            return True
+        return not self._trying and self.clock() - self._opened >= self.seconds
+
+    def begin(self) -> None:
+        """A request that was allowed sets out."""
+        self._trying = self._opened is not None
+
+    def succeeded(self) -> None:
+        """Counts an answer of the endpoint: the breaker closes, and failures begin at 0 again."""
+        self._in_a_row, self._opened, self._trying = 0, None, False
+
+    def failed(self) -> None:
+        """The endpoint did not do its work."""
+        self._in_a_row += 1
+        if self._trying or self._in_a_row >= self.failures:
+            self._opened = self.clock()
+        self._trying = False
+
+    def abandoned(self) -> None:
+        """The request was given up by its caller; nothing was learnt."""
+        self._trying = False
+
 
 SHOWN_BODY = 200
 _OWN_FAULT = (400, 413, 414, 415, 422)
@@ -25,7 +74,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class JudgeReply:
     """What the judge wrote; tokens are None when the server does not count them."""
 
     text: str
@@ -45,7 +94,7 @@ class EndpointFailed(AttemptFailed):
 
 
 @dataclass(slots=True)
-class Endpoint:
+class JudgeEndpoint:
     """One address with its load and its health."""
 
     url: str
@@ -69,7 +118,7 @@ class JudgeClient:
         self.stats = stats or JudgeStats()
         self.budget = Budget(settings, self.stats)
         self.endpoints = [
-            Endpoint(url, Breaker(settings.breaker_failures, settings.breaker_seconds)) for url in settings.urls()
+            JudgeEndpoint(url, Breaker(settings.breaker_failures, settings.breaker_seconds)) for url in settings.urls()
         ]
         self._headers = settings.headers()
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -87,12 +136,12 @@ class JudgeClient:
             self._model = await asyncio.shield(self._finding)
         return self._model
 
-    async def complete(self, body: dict[str, Any]) -> Reply:
+    async def complete(self, body: dict[str, Any]) -> JudgeReply:
         """One reply to a request for /chat/completions."""
         # ASCII escapes, so that a lone surrogate in some tool's output is the server's to judge, not a crash here.
         content = json.dumps(body, allow_nan=False).encode("ascii")
 
-        async def ask(endpoint: Endpoint) -> Reply:
+        async def ask(endpoint: JudgeEndpoint) -> JudgeReply:
             if self.settings.model is None and body["model"] not in await self.served(endpoint):
                 raise EndpointFailed(f"{endpoint.url} serves {', '.join(endpoint.served or ())}, not {body['model']}")
             started = time.monotonic()
@@ -114,7 +163,7 @@ class JudgeClient:
         """The models that the first endpoint to answer serves."""
         return await self._retrying(self.served)
 
-    async def served(self, endpoint: Endpoint) -> list[str]:
+    async def served(self, endpoint: JudgeEndpoint) -> list[str]:
         """The models an endpoint serves; it is asked once."""
         async with endpoint.asking:
             if endpoint.served is None:
@@ -128,7 +177,7 @@ class JudgeClient:
             return endpoint.served
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections to the judge's endpoints."""
         if self._finding is not None:
             self._finding.cancel()
             await asyncio.gather(self._finding, return_exceptions=True)
@@ -136,14 +185,16 @@ class JudgeClient:
             http, self._http = self._http, None
             await http.aclose()
 
-    async def _only_model(self, endpoint: Endpoint) -> str:
+    async def _only_model(self, endpoint: JudgeEndpoint) -> str:
         served = await self.served(endpoint)
         if len(served) != 1:
             listed = ", ".join(served[:20]) or "none"
             raise ConfigError(f"judge: {endpoint.url} serves {len(served)} models ({listed}); choose one with model")
         return served[0]
 
-    async def _retrying(self, work: Callable[[Endpoint], Awaitable[Result]], budget: Budget | None = None) -> Result:
+    async def _retrying(
+        self, work: Callable[[JudgeEndpoint], Awaitable[Result]], budget: Budget | None = None
+    ) -> Result:
         """Do it at the least loaded healthy endpoint; after what may pass, again, elsewhere if possible."""
         tried: Counter[str] = Counter()
 
@@ -168,22 +219,26 @@ class JudgeClient:
             tries = f"try {error.attempts} of {self.settings.retries + 1}"
             raise ScoringFailed(f"the judge gave no reply: {error} ({tries})") from error
 
-    async def _available(self, tried: Counter[str]) -> Endpoint | None:
+    async def _available(self, tried: Counter[str]) -> JudgeEndpoint | None:
         """An endpoint to ask, if need be after the request that finds out whether one is well again."""
-        while (found := self._choose(tried)) is None and any(one.breaker.is_trying for one in self.endpoints):
+        while (endpoint := self._choose(tried)) is None and any(
+            candidate.breaker.is_trying for candidate in self.endpoints
+        ):
             await self._outcome.wait()
-        return found
+        return endpoint
 
-    def _choose(self, tried: Counter[str]) -> Endpoint | None:
+    def _choose(self, tried: Counter[str]) -> JudgeEndpoint | None:
         """Of those that may be asked: the one this request tried least, then with the least under way."""
         allowed = [endpoint for endpoint in self.endpoints if endpoint.breaker.allows]
-        return min(allowed, key=lambda one: (tried[one.url], one.in_flight, one.sent), default=None)
+        return min(
+            allowed, key=lambda candidate: (tried[candidate.url], candidate.in_flight, candidate.sent), default=None
+        )
 
     def _outage(self) -> str:
         last = "; ".join(endpoint.problem for endpoint in self.endpoints)
         return f"every endpoint is left alone after failing {self.settings.breaker_failures} times in a row: {last}"
 
-    async def _at(self, endpoint: Endpoint, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
+    async def _at(self, endpoint: JudgeEndpoint, work: Callable[[JudgeEndpoint], Awaitable[Result]]) -> Result:
         """One try at one endpoint, with its load, health and outcome kept."""
         endpoint.in_flight += 1
         endpoint.sent += 1
@@ -218,11 +273,11 @@ class JudgeClient:
             self._outcome.set()  # wakes those in _available
             self._outcome = asyncio.Event()
 
-    def _too_slow(self, endpoint: Endpoint) -> EndpointFailed:
+    def _too_slow(self, endpoint: JudgeEndpoint) -> EndpointFailed:
         return EndpointFailed(f"{endpoint.url} did not answer in {self.settings.timeout:g} s")
 
     async def _send(self, method: str, url: str, content: bytes | None = None) -> Any:
-        """The JSON of a good response."""
+        """The JSON body of a good response; EndpointFailed for any other."""
         if self._http is None:
             self._http = httpx.AsyncClient(
                 headers=self._headers,
@@ -240,15 +295,15 @@ class JudgeClient:
 
 def _json(url: str, response: httpx.Response) -> Any:
     status = response.status_code
-    shown = response.text[:SHOWN_BODY] or "(empty body)"
+    body = response.text[:SHOWN_BODY] or "(empty body)"
     if status == 200:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:
-            raise EndpointFailed(f"{url} answered with something that is not JSON: {shown}") from error
+            raise EndpointFailed(f"{url} answered with something that is not JSON: {body}") from error
     if 300 <= status < 400:
         raise EndpointFailed(f"{url} redirects to {response.headers.get('Location')}; use that address")
-    problem = f"{url} answered {status}: {shown}"
+    problem = f"{url} answered {status}: {body}"
     if status in _OWN_FAULT:
         raise ScoringFailed(f"the judge refused the request: {problem}")
     if status in (429, 503):
@@ -257,7 +312,7 @@ def _json(url: str, response: httpx.Response) -> Any:
     raise EndpointFailed(problem)
 
 
-def _read(url: str, body: Any) -> Reply:
+def _read(url: str, body: Any) -> JudgeReply:
     """The reply in a response body. A body without one is the endpoint's failure, not a verdict."""
     match body:
         case {"choices": [{"message": {"content": str() | None as text, **message}, **choice}, *_]}:
@@ -266,7 +321,7 @@ def _read(url: str, body: Any) -> Reply:
             # Servers that take the reasoning out of a reply give it under one of these names.
             thought = message.get("reasoning_content") or message.get("reasoning")
             answer = text or ""  # null: the token limit was reached before the first word of the answer
-            return Reply(
+            return JudgeReply(
                 f"<think>\n{thought}\n</think>\n{answer}" if answer and isinstance(thought, str) else answer,
                 choice.get("finish_reason") != "length",
                 _count(counts.get("prompt_tokens")),

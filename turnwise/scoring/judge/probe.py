@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.judge.judge import Judge
+from turnwise.scoring.judge.judge import LlmJudge
 from turnwise.scoring.judge.prompts import Inquiry, equivalence, evidence_only
 from turnwise.scoring.judge.settings import BUDGETS, JudgeSettings
 from turnwise.scoring.judge.stats import quantile
@@ -32,7 +32,7 @@ GRADED = evidence_only(
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing tried."""
+    """The result of one check of an endpoint: its name, whether it passed, and the details."""
 
     name: str
     passed: bool
@@ -49,11 +49,11 @@ class EndpointReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything passed."""
+        """Whether every check of the endpoint passed."""
         return all(check.passed for check in self.checks)
 
     def text(self) -> str:
-        """For a person to read."""
+        """The report as lines for a person to read."""
         lines = [f"{self.url}  {'good' if self.is_good else 'NOT GOOD'}"]
         lines += [f"  {'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.detail}" for check in self.checks]
         return "\n".join(lines)
@@ -64,7 +64,7 @@ def settings_in(options: Mapping[str, Any]) -> JudgeSettings:
     nested = options.get("judge_options")
     if isinstance(nested, Mapping):
         return JudgeSettings.of(nested)
-    names = {one.name for one in dataclasses.fields(JudgeSettings)}
+    names = {field.name for field in dataclasses.fields(JudgeSettings)}
     return JudgeSettings.of({key: value for key, value in options.items() if key in names})
 
 
@@ -72,9 +72,9 @@ async def probe_all(settings: JudgeSettings) -> list[EndpointReport]:
     """Probe one endpoint after the other, each alone, without cache or budget and with one new try."""
     reports = []
     unlimited: dict[str, Any] = dict.fromkeys(BUDGETS)
-    asked = dataclasses.replace(settings, cache=None, retries=min(1, settings.retries), **unlimited)
+    base = dataclasses.replace(settings, cache=None, retries=min(1, settings.retries), **unlimited)
     for url in settings.urls():
-        judge = Judge(dataclasses.replace(asked, base_urls=(url,)))
+        judge = LlmJudge(dataclasses.replace(base, base_urls=(url,)))
         try:
             reports.append(await _probe(judge, url))
         finally:
@@ -82,7 +82,7 @@ async def probe_all(settings: JudgeSettings) -> list[EndpointReport]:
     return reports
 
 
-async def _probe(judge: Judge, url: str) -> EndpointReport:
+async def _probe(judge: LlmJudge, url: str) -> EndpointReport:
     report = EndpointReport(url)
     try:
         report.model = await judge.client.model()
@@ -95,9 +95,11 @@ async def _probe(judge: Judge, url: str) -> EndpointReport:
         report.checks.append(await _known(judge, name, inquiry, right))
     report.checks.append(await _repeated(judge))
     if judge.stats.latencies:
-        found = [1000 * quantile(list(judge.stats.latencies), share) for share in (0.5, 0.95)]
-        seen = len(judge.stats.latencies)
-        report.checks.append(Check("latency", True, f"p50 {found[0]:.0f} ms, p95 {found[1]:.0f} ms of {seen} requests"))
+        latencies = [1000 * quantile(list(judge.stats.latencies), share) for share in (0.5, 0.95)]
+        count = len(judge.stats.latencies)
+        report.checks.append(
+            Check("latency", True, f"p50 {latencies[0]:.0f} ms, p95 {latencies[1]:.0f} ms of {count} requests")
+        )
     stats = judge.stats
     detail = f"{stats.prompt_tokens} read, {stats.completion_tokens} written"
     if stats.unmetered_replies:
@@ -106,7 +108,7 @@ async def _probe(judge: Judge, url: str) -> EndpointReport:
     return report
 
 
-async def _known(judge: Judge, name: str, inquiry: Inquiry, right: float) -> Check:
+async def _known(judge: LlmJudge, name: str, inquiry: Inquiry, right: float) -> Check:
     try:
         verdict = await judge.decide(inquiry)
     except ScoringFailed as error:
@@ -116,7 +118,7 @@ async def _known(judge: Judge, name: str, inquiry: Inquiry, right: float) -> Che
     )
 
 
-async def _repeated(judge: Judge) -> Check:
+async def _repeated(judge: LlmJudge) -> Check:
     """On the grid, and the same when asked again."""
     try:
         first, second = await judge.decide(GRADED), await judge.decide(GRADED)

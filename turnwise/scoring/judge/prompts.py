@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import DataError
-from turnwise.scoring.judge.verdict import BINARY, QUARTERS, Grid
+from turnwise.scoring.judge.verdict import BINARY, QUARTERS, VerdictScale
 from turnwise.types import Image, Role, Sample
 
 QUESTION, REFERENCE, ANSWER = "QUESTION", "REFERENCE ANSWER", "STUDENT ANSWER"
@@ -49,7 +49,7 @@ class Inquiry:
 
     rules: str
     texts: Mapping[str, str]
-    grid: Grid
+    grid: VerdictScale
     images: tuple[Image, ...] = ()
     """Of the question."""
     output_images: tuple[Image, ...] = ()
@@ -105,7 +105,7 @@ def _image(url: str) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def again(messages: Sequence[ChatMessage], reply: str, grid: Grid) -> list[ChatMessage]:
+def again(messages: Sequence[ChatMessage], reply: str, grid: VerdictScale) -> list[ChatMessage]:
     """The same inquiry after a reply that was no verdict."""
     return [
         *messages,
@@ -126,7 +126,7 @@ def graded(
     *,
     reference: str | None = None,
     images: tuple[Image, ...] = (),
-    grid: Grid = QUARTERS,
+    grid: VerdictScale = QUARTERS,
 ) -> Inquiry:
     """How good is the answer by this rubric?"""
     texts = {QUESTION: question} | ({} if reference is None else {REFERENCE: reference}) | {ANSWER: answer}
@@ -140,7 +140,7 @@ def evidence_only(
     *,
     images: tuple[Image, ...] = (),
     output_images: tuple[Image, ...] = (),
-    grid: Grid = QUARTERS,
+    grid: VerdictScale = QUARTERS,
 ) -> Inquiry:
     """How much does this tool output help? The judge sees the question and the output, never the policy's words."""
     return Inquiry(_EVIDENCE.format(rubric=rubric), {QUESTION: question, OUTPUT: output}, grid, images, output_images)
@@ -153,7 +153,7 @@ def full_trace(
     *,
     images: tuple[Image, ...] = (),
     output_images: tuple[Image, ...] = (),
-    grid: Grid = QUARTERS,
+    grid: VerdictScale = QUARTERS,
 ) -> Inquiry:
     """How good was the work? The judge sees everything that was written and returned."""
     return Inquiry(_WHOLE.format(rubric=rubric), {QUESTION: question, TRACE: trace}, grid, images, output_images)
@@ -161,10 +161,10 @@ def full_trace(
 
 def question_of(sample: Sample) -> str:
     """What the sample asks: the text of its last user message."""
-    asked = [message.text for message in sample.prompt if message.role is Role.USER]
-    if not asked:
+    questions = [message.text for message in sample.prompt if message.role is Role.USER]
+    if not questions:
         raise DataError(f"sample {sample.id!r}: a judge needs a question, and the prompt has no user message")
-    return asked[-1]
+    return questions[-1]
 
 
 def images_of(sample: Sample) -> tuple[Image, ...]:

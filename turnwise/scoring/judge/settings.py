@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.addresses import has_userinfo
-from turnwise.environment import judge_addresses
-from turnwise.errors import ConfigError, unknown
+from turnwise.config.environment import judge_addresses
+from turnwise.errors import ConfigError, has_userinfo, unknown
 
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240
@@ -103,15 +102,15 @@ class JudgeSettings:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "JudgeSettings":
         """The settings of config options, checked."""
-        names = [one.name for one in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         for key in options:
             if key not in names:
                 raise ConfigError(f"judge: {unknown('option', key, names)}")
-        given = dict(options)
-        if isinstance(given.get("base_urls"), str):  # base_urls=http://host/v1 means a list of one
-            given["base_urls"] = tuple(split_urls(given["base_urls"]))
+        values = dict(options)
+        if isinstance(values.get("base_urls"), str):  # base_urls=http://host/v1 means a list of one
+            values["base_urls"] = tuple(split_urls(values["base_urls"]))
         try:
-            return _adapter().validate_python(given)
+            return _adapter().validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -119,7 +118,7 @@ class JudgeSettings:
 
     @property
     def key(self) -> str:
-        """Equal for equal settings."""
+        """A text that is equal for equal settings, as key of a cache."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def urls(self) -> tuple[str, ...]:
@@ -130,7 +129,7 @@ class JudgeSettings:
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
     def headers(self) -> dict[str, str]:
-        """What each request carries."""
+        """The HTTP headers of every request to the judge, the API key among them."""
         key = os.environ.get(self.api_key_env)
         if not key:
             return {"Content-Type": "application/json"}

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from turnwise.metrics import Metric, Reduction
+from turnwise.system.metrics import Metric, Reduction
 
 KEPT_LATENCIES = 10_000
 COUNTS = (
@@ -46,7 +46,7 @@ class JudgeStats:
     """Seconds of good requests."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Sets all counters to 0 and forgets latencies and agreements."""
         for name in COUNTS:
             setattr(self, name, 0)
         self.agreements.clear()
@@ -61,16 +61,16 @@ def quantile(values: Sequence[float], share: float) -> float:
 def metrics_of(many: Iterable[JudgeStats]) -> list[Metric]:
     """The numbers of several judges together; none when nothing was asked."""
     stats = list(many)
-    counts = {name: sum(getattr(one, name) for one in stats) for name in COUNTS}
+    counts = {name: sum(getattr(judge_stats, name) for judge_stats in stats) for name in COUNTS}
     if not any(counts.values()):
         return []
     metrics = [Metric(f"judge/{name}", value, Reduction.SUM) for name, value in counts.items()]
     if counts["requests"]:
         metrics.append(Metric("judge/error_rate", counts["failed_requests"] / counts["requests"]))
-    latencies = [seconds for one in stats for seconds in one.latencies]
+    latencies = [seconds for judge_stats in stats for seconds in judge_stats.latencies]
     if latencies:
         metrics += [Metric(f"judge/latency_p{int(100 * at)}", quantile(latencies, at)) for at in (0.5, 0.95)]
-    agreements = [share for one in stats for share in one.agreements]
+    agreements = [share for judge_stats in stats for share in judge_stats.agreements]
     if agreements:
         metrics.append(Metric("judge/agreement", sum(agreements) / len(agreements)))
     return metrics

@@ -19,8 +19,8 @@ _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """The allowed verdicts: `Grid((0.0, 0.5, 1.0))`; `words` means that the judge says TRUE or FALSE."""
+class VerdictScale:
+    """The allowed verdicts: `VerdictScale((0.0, 0.5, 1.0))`; `words` means that the judge says TRUE or FALSE."""
 
     values: tuple[float, ...]
     words: bool = False
@@ -66,8 +66,8 @@ class Grid:
         return self.snap(float(text)) if _NUMBER.fullmatch(text) else None
 
 
-BINARY = Grid((0.0, 1.0), words=True)
-QUARTERS = Grid((0.0, 0.25, 0.5, 0.75, 1.0))
+BINARY = VerdictScale((0.0, 1.0), words=True)
+QUARTERS = VerdictScale((0.0, 0.25, 0.5, 0.75, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """The `batch` runner: trajectories that are scored at the same time are given to a function in one call.
 
-Such a function is `f(trajectories, *, option=...)`, verl's `compute_score(data_sources, solution_strs, ground_truths,
-extra_infos)` or TRL's `f(prompts, completions, **columns)`; it returns one result for each, in their order. Scorers of
-one trajectory run here as they do inline.
+Such a function is `f(trajectories, *, option=...)`, or one that an extension reads (an adapter for `batch_scorer`); it
+gives one result for each trajectory, in their order. Scorers of one trajectory run here as they do inline.
 """
 
 import asyncio
@@ -15,20 +14,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from turnwise.config import ScoringConfig
-from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
-from turnwise.plugins import load
-from turnwise.retrying import AttemptFailed
+from turnwise.errors import ConfigError, PluginError, ScoringFailed
 from turnwise.scoring.failures import ScoringStats, counted, retry_policy, score_retrying
-from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, solution_of, trl_score, verl_extra_info, verl_result
-from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
+from turnwise.scoring.scorer import Scorer, ScorerSpec, builtin_scorers, check_options, parameters_of
+from turnwise.system.plugins import adapted, load
+from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Trajectory
 
 DELAY_SECONDS = 0.02
 """Without a new trajectory, after which a batch that is not full is given away."""
-_VERL_BATCH = ("data_sources", "solution_strs", "ground_truths")
 _BATCH = "trajectories"
+"""The first parameter of a function of ours, by which it is known."""
 
 BatchFunction = Callable[[list[Trajectory]], Awaitable[list[Any]]]
+"""For each trajectory what a scorer may give, or the ScoringFailed that left it without a score."""
 
 
 class BatchRunner:
@@ -51,7 +50,9 @@ class BatchRunner:
 
         async def scorer(trajectory: Trajectory) -> Any:
             result = await collector.add(trajectory)
-            return trl_score(result) if isinstance(result, Judged | ScoringFailed) else result
+            if isinstance(result, ScoringFailed):
+                raise result
+            return result
 
         scorer.__qualname__ = spec.name
         return scorer
@@ -90,7 +91,7 @@ class _Collector:
         self._running: set[asyncio.Task[None]] = set()
 
     async def add(self, trajectory: Trajectory) -> Any:
-        """The trajectory's own result."""
+        """Adds a trajectory to the next batch and waits for its own result."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((trajectory, result))
@@ -141,48 +142,26 @@ class _Collector:
 
 def _batch_function(spec: ScorerSpec) -> BatchFunction | None:
     """The function behind a spec when it takes many trajectories; its options are checked. Else None."""
-    if spec.name in BUILTIN or not {":", "."} & set(spec.name):
+    if spec.name in builtin_scorers() or not {":", "."} & set(spec.name):
         return None
     function = load(spec.name, "scorer")
-    if is_trl(function):
-        rewards = TrlRewards(function, spec.name, spec.options)
-        return lambda batch: rewards.score(batch, _in_thread)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None  # not a function; whoever makes the ordinary scorer says so
-    is_verl = all(name in parameters for name in _VERL_BATCH)
-    if not is_verl and next(iter(parameters), None) != _BATCH:
-        return None
-    accepted = (*_VERL_BATCH, "extra_infos") if is_verl else (_BATCH,)
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    known = [name for name in parameters if name not in accepted]
-    for key in spec.options:
-        if key in accepted or (key not in known and not open_ended):
-            raise ConfigError(f"scoring.options, scorer {spec.name}: {unknown('option', key, known)}")
+    parameters = parameters_of(function)
+    if next(iter(parameters), None) != _BATCH:
+        foreign: BatchFunction | None = adapted("batch_scorer", function, spec)
+        return foreign
+    check_options(spec, parameters, [_BATCH])
     call = functools.partial(function, **spec.options)
-    if is_verl:
-        call = functools.partial(_verl_call, call, "extra_infos" in parameters or open_ended)
-    return functools.partial(_run, call, inspect.iscoroutinefunction(function), spec.name, is_verl)
+    is_async = inspect.iscoroutinefunction(function)
+
+    async def score(batch: list[Trajectory]) -> list[Any]:
+        return await results_of(functools.partial(call, batch), spec.name, len(batch), is_async=is_async)
+
+    return score
 
 
-def _verl_call(function: Callable[..., Any], takes_infos: bool, batch: list[Trajectory]) -> Any:
-    """verl's batch signature; as for a single one, the last assistant message is the solution."""
-    columns: dict[str, Any] = {
-        "data_sources": [trajectory.sample.data_source for trajectory in batch],
-        "solution_strs": [solution_of(trajectory) for trajectory in batch],
-        "ground_truths": [trajectory.sample.ground_truth for trajectory in batch],
-    }
-    if takes_infos:
-        columns["extra_infos"] = [verl_extra_info(trajectory) for trajectory in batch]
-    return function(**columns)
-
-
-async def _run(
-    function: Callable[[list[Trajectory]], Any], is_async: bool, name: str, is_verl: bool, batch: list[Trajectory]
-) -> list[Any]:
-    """One result for each trajectory of the batch."""
-    result = function(batch) if is_async else await _in_thread(functools.partial(function, batch))
+async def results_of(call: Callable[[], Any], name: str, size: int, *, is_async: bool) -> list[Any]:
+    """What a function says about a batch, one result for each; one that is not async is called in a thread."""
+    result = call() if is_async else await in_thread(call)
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, str | bytes | dict) or not isinstance(result, Iterable):
@@ -190,12 +169,12 @@ async def _run(
             f"scorer {name} returned {reprlib.repr(result)}; it must return a list, one result for each trajectory"
         )
     results = list(result)
-    if len(results) != len(batch):
-        raise PluginError(f"scorer {name} returned {len(results)} results for {len(batch)} trajectories")
-    return [verl_result(one, name) for one in results] if is_verl else results
+    if len(results) != size:
+        raise PluginError(f"scorer {name} returned {len(results)} results for {size} trajectories")
+    return results
 
 
-async def _in_thread(function: Callable[[], Any]) -> Any:
+async def in_thread(function: Callable[[], Any]) -> Any:
     """In a thread of its own, which cannot be ended: after a timeout it is left alone, and does not keep us here."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()

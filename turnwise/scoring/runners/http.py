@@ -2,7 +2,7 @@
 
 `POST {url}/compute_reward` with `id` (of this request), `instance` (the sample's id), `session` (of this very
 episode), `scorer`, `options` and `trajectory` (a row of a trajectory file). The answer repeats `id` and has `reward`
-with `parts` and `turns`, or `f2p_count` and `f2p_total`, or `error`. `turnwise/scoring/server.py` is such a server; it
+with `parts` and `turns`, or `f2p_count` and `f2p_total`, or `error`. `server.py` beside this file is such a server; it
 also answers `GET {url}/scorers` with the options that it takes, so that one it refuses is found before the first step.
 """
 
@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.retrying import AttemptFailed, retry_after
 from turnwise.scoring.answers import read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
-from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, builtin_scorers
 from turnwise.storage.trajectory_rows import to_row
+from turnwise.system.retrying import AttemptFailed, retry_after
 from turnwise.types import Trajectory
 
 PATH = "/compute_reward"
@@ -72,10 +72,10 @@ class HttpRunner:
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         """Built-in scorers are checked here; one of the user's own may exist on the server only."""
-        if spec.name in BUILTIN:
+        if spec.name in builtin_scorers():
             spec.make()
         elif not {":", "."} & set(spec.name):
-            raise ConfigError(unknown("scorer", spec.name, BUILTIN) + " Your own is written module:function.")
+            raise ConfigError(unknown("scorer", spec.name, builtin_scorers()) + " Your own is written module:function.")
         self._check(spec)
         self._specs.append(spec)
 
@@ -133,13 +133,13 @@ class HttpRunner:
     def _check(self, spec: ScorerSpec) -> None:
         if self._served is None:
             return
-        taken = self._served.get(spec.name)
-        if taken is None:
+        allowed = self._served.get(spec.name)
+        if allowed is None:
             hint = unknown("scorer", spec.name, self._served)
             raise ConfigError(f"the reward server {self.url} does not serve it: {hint}")
         for key in spec.options:
-            if key not in taken:
-                takes = f"it takes {', '.join(taken)}" if taken else "it takes none"
+            if key not in allowed:
+                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
                 raise ConfigError(
                     f"the reward server {self.url} does not take the option {key!r} of scorer {spec.name} from clients "
                     f"({takes}): leave it out here, and have it set where the server is started"
@@ -177,9 +177,9 @@ class HttpRunner:
 
 def session_of(trajectory: Trajectory) -> str:
     """The session of the episode's environment, or else a name that no other episode of the run has."""
-    known = trajectory.artifacts.get(SESSION)
-    if isinstance(known, str) and known:
-        return known
+    session = trajectory.artifacts.get(SESSION)
+    if isinstance(session, str) and session:
+        return session
     return f"{trajectory.sample.id}/{trajectory.step}/{trajectory.sibling}"
 
 

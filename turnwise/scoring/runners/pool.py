@@ -1,13 +1,10 @@
 """The `pool` runner: scorers run in processes of their own, each trajectory with a timeout that is kept."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +12,14 @@ from typing import Any
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.retrying import AttemptFailed
 from turnwise.scoring.answers import Answer, read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.judge.budget import refuse_budget
-from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, Score, Scorer, ScorerSpec
-from turnwise.scoring.worker import FRAME
+from turnwise.scoring.runners.worker import FRAME
+from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec, builtin_scorers
 from turnwise.storage.trajectory_rows import to_row
+from turnwise.system import children
+from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Trajectory
 
 START_SECONDS = 120.0
@@ -35,8 +33,8 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-_START = "import sys; sys.path.append(sys.argv[3]); from turnwise.scoring.worker import main; "
-_START += "main(int(sys.argv[1]), int(sys.argv[2]))"
+_START = "import sys; sys.path.append(sys.argv[2]); from turnwise.scoring.runners.worker import main; "
+_START += "main(int(sys.argv[1]))"
 
 
 class PoolRunner:
@@ -54,7 +52,7 @@ class PoolRunner:
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         spec.make()
-        if spec.name in BUILTIN:
+        if spec.name in builtin_scorers():
             refuse_budget(spec.options, "scoring.run=pool")
         values = {"name": spec.name, "options": spec.options}
         try:
@@ -115,7 +113,7 @@ class PoolRunner:
 
 
 class _Slot:
-    """The place of one worker."""
+    """One of the pool's workers, started anew when it ends."""
 
     def __init__(self, specs: Mapping[str, dict[str, Any]]) -> None:
         self._specs = specs
@@ -169,13 +167,11 @@ class _Worker:
 
     def __init__(
         self,
-        process: "subprocess.Popen[bytes]",
-        lifeline: int,
+        process: children.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._process = process
-        self._lifeline = lifeline
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count()
@@ -186,16 +182,12 @@ class _Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
-            watched, lifeline = os.pipe()
             try:
-                process = _spawn(theirs.fileno(), watched)
+                process = _spawn(theirs.fileno())
             except BaseException:
                 writer.close()
-                os.close(lifeline)
                 raise
-            finally:
-                os.close(watched)
-        worker = cls(process, lifeline, reader, writer)
+        worker = cls(process, reader, writer)
         try:
             setup = json.dumps({"path": sys.path, "scorers": list(specs)}).encode()
             (await worker.ask(setup, START_SECONDS, "a worker of the scoring pool, while it started,")).score()
@@ -220,48 +212,32 @@ class _Worker:
             raise AttemptFailed(f"{who} did not answer within {seconds:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             self.kill()
-            raise AttemptFailed(f"{who} ended its process: {_how(await self.reap())}") from error
+            raise AttemptFailed(f"{who} ended its process: {children.exit_words(await self.reap())}") from error
         return read_answer(content)
 
     def is_gone(self) -> bool:
         return self._reader.at_eof()
 
     def kill(self) -> None:
-        """With all that its scorers have started. Before it is reaped: until then its number is nobody else's."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """With all that its scorers have started."""
+        children.kill(self._process)
 
     async def reap(self) -> int:
         """Wait for the end of a process that was killed, and close what led to it; its exit status."""
         self._writer.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        children.cut(self._process)
         while (status := self._process.poll()) is None:
             await asyncio.sleep(POLL_SECONDS)
         return status
 
 
-def _spawn(channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
+def _spawn(channel: int) -> children.Process:
     """A new interpreter: nothing of ours is in it, no thread, no lock, no weights."""
-    root = str(Path(__file__).parents[3])
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, str(channel), str(lifeline), root],
-        pass_fds=(channel, lifeline),
+    return children.start(
+        [sys.executable, "-P", "-c", _START, str(channel), str(Path(__file__).parents[3])],
+        pass_fds=(channel,),
         env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
     )
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
 
 
 def make(config: ScoringConfig) -> PoolRunner:

@@ -60,13 +60,13 @@ class ConsoleTracker:
 
     def log(self, point: Point) -> None:
         """Show a point: a finished step is a row and a line, an evaluation fills a column of its step's row."""
-        known = {name: point.metrics[name] for name in SHOWN if name in point.metrics}
-        if known:
-            self._rows[point.step] = self._rows.get(point.step, {}) | known
+        shown_metrics = {name: point.metrics[name] for name in SHOWN if name in point.metrics}
+        if shown_metrics:
+            self._rows[point.step] = self._rows.get(point.step, {}) | shown_metrics
             for step in sorted(self._rows)[:-ROWS]:
                 del self._rows[step]
         if STEP_SECONDS in point.metrics:
-            numbers = ", ".join(f"{SHOWN[name]} {_number(name, value)}" for name, value in known.items())
+            numbers = ", ".join(f"{SHOWN[name]} {_number(name, value)}" for name, value in shown_metrics.items())
             self._note(f"step {point.step}/{self._steps}: {numbers}", printed=self._live is None)
             self._forecast(point)
             self._bar.update(self._task, completed=point.step)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+from turnwise.errors import ConfigError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 
@@ -22,7 +23,8 @@ class Point:
 class Tracker(Protocol):
     """Somewhere to send points. It is called from one thread only, never the run's, and may raise or be slow.
 
-    See trackers/guard.py for who calls it. A step may come in several points (its training, then its evaluation).
+    An extension's is made as `Class(config)` before the run starts, which imports its library or says what is missing.
+    See trackers/choose.py for who calls it. A step may come in several points (its training, then its evaluation).
     """
 
     name: str
@@ -40,13 +42,21 @@ class Tracker(Protocol):
         """Send what is left and close; `state` and `reason` are those of status.json."""
 
 
-def foreign(*modules: str) -> ModuleType:
-    """Import a library's modules; returns the first.
+def foreign(tracker: str, *names: str) -> ModuleType:
+    """Import the modules of a tracker's library and return the first; ConfigError says what to install.
 
     A mere folder of that name in the current folder (`./wandb` is left behind by wandb itself) is not the library.
     """
-    found = [importlib.import_module(module) for module in modules]
-    for module in found:
-        if module.__file__ is None:
-            raise ImportError(f"{module.__name__} is a folder without code here, not the library")
-    return found[0]
+    try:
+        modules = [importlib.import_module(name) for name in names]
+        for module in modules:
+            if module.__file__ is None:
+                raise ImportError(f"{module.__name__} is a folder without code here, not the library")
+    # A foreign library's import runs its code, and a broken or clashing installation raises all kinds of errors
+    # (protobuf: TypeError, numpy: AttributeError); each means that it cannot be used.
+    except Exception as error:
+        raise ConfigError(
+            f"tracking.to={tracker} needs a library that cannot be imported ({type(error).__name__}: {error}); "
+            f"install it with: pip install 'turnwise[{tracker}]'"
+        ) from error
+    return modules[0]

@@ -1,1 +1,0 @@
-"""What lets people bring the files of other systems: their rollout dumps become runs."""

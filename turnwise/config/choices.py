@@ -1,0 +1,282 @@
+"""Every choice a knob offers, by name, with what it means."""
+
+import enum
+
+
+class Overlong(enum.Enum):
+    """What happens to prompts longer than `data.max_prompt_tokens`."""
+
+    filter = "filter"
+    """Left out and counted."""
+    error = "error"
+    """The command stops and names the first."""
+
+
+class HistoryPolicy(enum.Enum):
+    """What happens when the chat template would rewrite earlier messages."""
+
+    auto = "auto"
+    """A second sequence where words of the policy change (`segment`), its tokens kept where only empty thoughts of the
+    template's own come or go (`verbatim`); the plan says what it found."""
+    refuse = "refuse"
+    """Stop with an error that shows the difference: a run that starts is token by token what the template shows."""
+    verbatim = "verbatim"
+    """Keep every token as it was sampled and take only the template's suffix."""
+    segment = "segment"
+    """Follow the template: a second sequence starts from the rewritten history."""
+
+
+class Keep(enum.Enum):
+    """Which part of an over-long tool reply is kept."""
+
+    head = "head"
+    """The beginning."""
+    tail = "tail"
+    """The end."""
+    both = "both"
+    """Both ends, with a mark where the middle is missing."""
+
+
+class Lifecycle(enum.Enum):
+    """How long an instance of a tool class lives."""
+
+    per_call = "per_call"
+    """Made for each call and released after it."""
+    per_trajectory = "per_trajectory"
+    """Made at the first call of an episode and released with it: it remembers."""
+
+
+class Precision(enum.Enum):
+    """Number format of weights and activations."""
+
+    float32 = "float32"
+    """Four bytes; exact enough that sampler and learner agree."""
+    bfloat16 = "bfloat16"
+    """Two bytes and three digits; half the memory."""
+
+
+class ModelImplementation(enum.Enum):
+    """Whose code computes the model."""
+
+    auto = "auto"
+    """`native` where it computes all that the model's config asks for, else `transformers`; the plan says why."""
+    native = "native"
+    """Our own decoder of the Llama family: exact on the CPU and fast."""
+    transformers = "transformers"
+    """Any causal language model of the installed transformers."""
+
+
+class WeightTransfer(enum.Enum):
+    """How all weights get into a vLLM server."""
+
+    files = "files"
+    """Files in shared memory, or in the runs' folder for servers on other machines."""
+    nccl = "nccl"
+    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/engines.md)."""
+
+
+class ClusterName(enum.Enum):
+    """Where samplers, learner, scorers and sandboxes run."""
+
+    none = "none"
+    """On this machine."""
+    ray = "ray"
+    """In actors of a Ray cluster, on all its nodes (docs/ext/ray.md)."""
+
+
+class TrackerName(enum.Enum):
+    """Where a training's numbers may go."""
+
+    console = "console"
+    """One line a step in the terminal."""
+    tensorboard = "tensorboard"
+    """Event files in the run directory."""
+    wandb = "wandb"
+    """Weights & Biases, with the account that the environment names."""
+    mlflow = "mlflow"
+    """MLflow, at the address that the environment names."""
+
+
+class Resume(enum.Enum):
+    """What to do when the run directory exists."""
+
+    never = "never"
+    """Refuse: no run is ever overwritten."""
+    auto = "auto"
+    """Go on from its newest whole checkpoint."""
+
+
+class Ship(enum.Enum):
+    """Which weights a training leaves in the run's folder `policy`."""
+
+    best = "best"
+    """Those of the best evaluation where the last one is worse by more than its standard error; else the last."""
+    last = "last"
+    """Those of the last step; nothing is kept of evaluations before it."""
+
+
+class Advantage(enum.StrEnum):
+    """What a reward is compared with; `module:function` is one of your own (training/custom.py)."""
+
+    gae = "gae"
+    """A critic's value of every token, by generalised advantage estimation."""
+    grpo = "grpo"
+    """The mean of its group, in units of the group's sample standard deviation."""
+    dr_grpo = "dr_grpo"
+    """The mean of its group; hard and easy groups keep their natural size."""
+    rloo = "rloo"
+    """The mean of the others of its group."""
+    reinforce_pp = "reinforce_pp"
+    """The whole batch: discounted returns, whitened over all policy tokens."""
+    remax = "remax"
+    """The reward of a greedy rollout of the same sample."""
+
+
+class Credit(enum.Enum):
+    """Which tokens of a trajectory answer for what."""
+
+    uniform = "uniform"
+    """All of them for its reward."""
+    turn = "turn"
+    """Also those of each turn for what scoring thought of that turn; see training/turn_credit.py."""
+
+
+class PolicyLoss(enum.StrEnum):
+    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update.
+
+    `module:function` is one of your own (training/custom.py).
+    """
+
+    ppo_clip = "ppo_clip"
+    """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
+    gspo = "gspo"
+    """The same with one ratio per trajectory, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
+    cispo = "cispo"
+    """-stop_gradient(clip(r)) A logprob: the weight is clipped, no token loses its gradient."""
+    reinforce = "reinforce"
+    """-A logprob, no ratio: for one update per step."""
+
+
+class Aggregation(enum.Enum):
+    """How losses of tokens become one number; every choice divides by counts of the whole minibatch.
+
+    A sequence is a trajectory here, also one whose rewritten history made several segments of it.
+    """
+
+    token_mean = "token_mean"
+    """Mean over policy tokens: long sequences weigh more."""
+    sequence_mean_token_sum = "sequence_mean_token_sum"
+    """Sum over a sequence's tokens, mean over sequences."""
+    sequence_mean_token_mean = "sequence_mean_token_mean"
+    """Mean over a sequence's tokens, mean over sequences: every sequence weighs the same."""
+    sequence_sum_norm = "sequence_sum_norm"
+    """Sum over a sequence's tokens divided by the constant `norm_length`, mean over sequences (Dr. GRPO)."""
+
+
+class KLEstimator(enum.Enum):
+    """How KL(policy, reference) is estimated at one sampled token; d = logprob - reference logprob."""
+
+    k1 = "k1"
+    """d: unbiased, noisy, may be negative."""
+    abs = "abs"
+    """|d|: biased, never negative; as a loss it pulls equally hard however far the two are apart."""
+    k2 = "k2"
+    """d^2 / 2: biased, low variance; its gradient is that of the true KL."""
+    k3 = "k3"
+    """exp(-d) + d - 1: unbiased, never negative. At most 10 per token, without gradient beyond."""
+
+
+class OldLogprobs(enum.Enum):
+    """Whose log-probs the ratio of the policy loss is taken against."""
+
+    sampler = "sampler"
+    """Those recorded with the tokens: no further forward pass."""
+    learner = "learner"
+    """The learner's own, computed before the step's first update; `algorithm.correction` weighs the difference."""
+
+
+class Correction(enum.Enum):
+    """Importance-sampling correction between sampler and learner."""
+
+    none = "none"
+    """No weight: the difference is ignored."""
+    token = "token"
+    """Each token by its own ratio: biased, low variance."""
+    sequence = "sequence"
+    """Each token by the product of its trajectory's ratios: unbiased, high variance."""
+    geometric = "geometric"
+    """Each token by the geometric mean of its trajectory's ratios; made for `reject`."""
+
+
+class Excess(enum.Enum):
+    """What happens to importance ratios outside the thresholds."""
+
+    truncate = "truncate"
+    """The weight is the ratio, at most the upper threshold."""
+    reject = "reject"
+    """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
+
+
+class OptimizerName(enum.Enum):
+    """In which format AdamW keeps its two moments."""
+
+    adamw = "adamw"
+    """Four bytes each."""
+    adamw8bit = "adamw8bit"
+    """One byte each, scaled block by block: a quarter of their memory, and a little noise."""
+
+
+class Offload(enum.Enum):
+    """What the learner keeps in the CPU's memory instead of the GPU's."""
+
+    none = "none"
+    """Nothing."""
+    optimizer = "optimizer"
+    """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU and a slower step. The
+    machine's own memory holds them and page-locked copies of gradients and weights on their way, which torch rounds up
+    to powers of two: 18 bytes a weight and up to 24 (7 B: about 165 GiB). The plan says how much, and what does not fit
+    is refused."""
+
+
+class Decay(enum.Enum):
+    """How the learning rate falls after warm-up."""
+
+    constant = "constant"
+    """It does not."""
+    linear = "linear"
+    """In a straight line, to the last step."""
+    cosine = "cosine"
+    """Along a half cosine, to the last step: slowly, fast, slowly."""
+
+
+class SandboxLevel(enum.Enum):
+    """What keeps untrusted code in. Each level has the layers of those before it."""
+
+    L0 = "L0"
+    """Resource limits and a clean environment only. Not for code you do not trust."""
+    L2 = "L2"
+    """Landlock, a system call filter, no new privileges; works for ordinary users and in default containers."""
+    L3 = "L3"
+    """Also namespaces for users, processes, mounts, network and IPC: no /proc, a scratch folder with a quota."""
+    L4 = "L4"
+    """The whole sandbox inside gVisor, which answers system calls instead of the host's kernel."""
+    auto = "auto"
+    """The highest that can be proven here."""
+
+    def reaches(self, other: "SandboxLevel") -> bool:
+        """Whether this level is at least the other; `auto` is not a level that something can have."""
+        order = (SandboxLevel.L0, SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4)
+        return order.index(self) >= order.index(other)
+
+
+class ScoringRun(enum.Enum):
+    """How scorers are run; what they say is the same."""
+
+    inline = "inline"
+    """In this process, one after the other."""
+    pool = "pool"
+    """In processes of their own, with a timeout each."""
+    http = "http"
+    """By a reward server (SWE-Dev's way, for any scorer)."""
+    batch = "batch"
+    """One call of a function for many trajectories."""

@@ -1,0 +1,392 @@
+"""From the command line to a Config: defaults, the task's, the profile's, the user's file, then key=value overrides."""
+
+import dataclasses
+import enum
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import Config
+from turnwise.config.check import COMMAND_LINE, DEFAULT, check_config
+from turnwise.config.environment import fill_in
+from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
+from turnwise.config.old_keys import GONE, renamed, translated
+from turnwise.config.sections import complete, full_config
+from turnwise.config.strict_yaml import read_yaml, write_yaml
+from turnwise.errors import ConfigError, nearest, one_line, unknown
+from turnwise.extensions import extensions
+
+FILES = Path(__file__).parent / "files"
+ENVIRONMENT = "environment"
+"""The origin of a value from there, before the variable's name."""
+_VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
+"""The value in a sentence of OmegaConf's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A Config and, for every key, where its value comes from."""
+
+    config: Config
+    origins: dict[str, str]
+    recorded: Path | None = None
+    """The config of the run that is resumed."""
+    beneath: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the task and the profile set, by section."""
+
+    def values(self) -> dict[str, Any]:
+        """The value of every key, by its dotted name."""
+        return dict(_flatten_config(self.config))
+
+
+def compose_with(
+    task_values: Callable[[str], Mapping[str, Any]],
+    overrides: Sequence[str] = (),
+    config_file: Path | None = None,
+    *,
+    recorded: Path | None = None,
+) -> Composed:
+    """The config of a command (turnwise.data.compose says what a task sets). Every mistake is a ConfigError with the
+    nearest valid name; torch is not imported.
+
+    `recorded` is the config of a run that is resumed: what is not given anew stays as it was there. It names every key,
+    so a task of the user's that only it names is not asked, and its file not run: somebody may have sent the run.
+    """
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
+    knobs = knobs_of(full_config())
+    from_run = {} if recorded is None else _read_file(recorded, knobs, of_a_run=True)
+    anew = {} if config_file is None else _read_file(config_file, knobs)
+    from_file = _over(from_run, anew)
+    given = [_read_override(text, knobs) for text in overrides]
+    on_line = {key: text for key, text, _ in given}
+    named = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
+    task = from_run.get("task", Config.task) if named is DEFAULT else named
+    from_task = {}
+    if task is not None and (named is not DEFAULT or not is_plugin(str(task))):
+        from_task = _task_layer(str(task), task_values(str(task)), knobs)
+    if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
+        from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
+    profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
+    if recorded is not None and profile not in (None, from_run.get("profile")):
+        raise ConfigError(f"profile={profile}: the run that is resumed names every key itself; set those to change")
+    from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
+    beneath = _over(from_task, from_profile)
+    config = _hydra(beneath, from_file, list(on_line.values()), config_file or recorded)
+    origins = dict.fromkeys(knobs, DEFAULT)
+    origins |= {_knob_of(key, knobs): f"task {task}" for key in _flatten(from_task)}
+    origins |= {_knob_of(key, knobs): f"profile {profile}" for key in _flatten(from_profile)}
+    origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
+    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
+    origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
+    config, filled = fill_in(config, [key for key, origin in origins.items() if origin == DEFAULT])
+    origins |= {key: f"{ENVIRONMENT} {variable}" for key, variable in filled.items()}
+    check_config(config, origins)
+    return Composed(config, origins, recorded, beneath)
+
+
+def unread(composed: Composed) -> list[str]:
+    """Keys somebody set to something new that this run will not read; each with the reason.
+
+    Not those of a run that is resumed: they were read then, and are not asked for now.
+    """
+    values = composed.values()
+    # A recorded config holds every key: most say nothing new.
+    unset = dict(_flatten_config(_hydra(composed.beneath, {}, [], None)))
+    warnings = []
+    for key, knob in knobs_of(full_config()).items():
+        if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
+            continue
+        if (why := knob.why_unread(values)) is not None:
+            warnings.append(f"{key} ({composed.origins[key]}) is never read: {why}")
+    return warnings
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every key with its value as YAML would write it, for those who keep a table of settings."""
+    return {
+        key: value.value if isinstance(value, enum.Enum) else value for key, value in _flatten_config(complete(config))
+    }
+
+
+def to_yaml(config: Config) -> str:
+    """The whole tree as YAML that `--config` reads back."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            return value.value
+        return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+    return write_yaml(plain(dataclasses.asdict(complete(config))))
+
+
+def other_names() -> dict[str, str]:
+    """What stands here for keys of other systems, and for keys that had another name."""
+    answers: dict[str, str] = {}
+    for extension in extensions().values():
+        if extension.keys is not None:
+            package, _, name = extension.keys.partition(":")
+            answers |= read_yaml(Path(str(resources.files(package) / name)))
+    return {**answers, **GONE, **renamed()}
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, str, Any]:
+    """(key, the override as Hydra shall read it, its value)."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if text.startswith(("-", "=")) or "=" not in text:
+        raise ConfigError(f"cannot read {text!r}: write key=value, such as sampling.temperature=0.7")
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        problem = str(error).splitlines()[0].split(" expecting {")[0]
+        raise ConfigError(f"cannot read {text!r}: {problem} (quote special characters)") from error
+    key = _shorthand(override.key_or_group, knobs)
+    if override.is_delete() or override.is_sweep_override() or override.package:
+        raise ConfigError(f"cannot use {text!r}: only key=value is supported")
+    knob = knobs.get(_known_key(key, knobs, COMMAND_LINE))
+    value = override.value()
+    element = override.get_value_element_as_str()
+    if knob is not None and isinstance(value, int | float) and (knob.hint is str or knob.is_list):
+        value = text.partition("=")[2]  # engine.model=0.10 means these letters, not a number
+        element = f"'{value}'"
+    _check_given(key, value, knob, COMMAND_LINE)
+    if knob is not None and knob.is_list and value is not None and not isinstance(value, list | dict):
+        element = f"[{element}]"  # data.eval_files=test.parquet means a list of one
+    return key, f"++{key}={element}", value
+
+
+def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
+    """What Hydra would turn into something else than was written, and choices nobody offers."""
+    if any("${" in text or text == "???" for text in (key, *_texts(value))):
+        raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
+    if knob is None or value is None:
+        return
+    entries = value if isinstance(value, list) else [value]
+    is_name = knob.hint is str and not knob.choices
+    if (is_name or knob.is_list) and any(isinstance(entry, bool | float) for entry in entries):
+        raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
+    if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
+        raise ConfigError(f"{where}: {key} is true or false, not {value}")
+    own = knob.offered is not None and isinstance(value, str) and is_plugin(value)
+    if knob.choices and str(value) not in knob.choices and not own:
+        offered = ", ".join(knob.choices)
+        raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield str(value)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield from (str(name), *_texts(entry))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
+    """The schema key of `key`, which may lie inside a dict knob; anything else is an error."""
+    knob = _knob_of(key, knobs)
+    if knob in knobs:
+        return knob
+    if (new := renamed().get(key)) is not None:
+        raise ConfigError(f"{where}: {key!r} is called {new} now")
+    if any(name.startswith(key + ".") for name in knobs):
+        raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
+    names = other_names()
+    if key in names:
+        raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {names[key]}")
+    raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
+
+
+def _shorthand(key: str, knobs: Mapping[str, Knob]) -> str:
+    """`engine=openai` means `engine.name=openai`."""
+    return f"{key}.name" if f"{key}.name" in knobs else key
+
+
+def _under(section: str, knobs: Mapping[str, Knob]) -> list[str]:
+    return [name for name in knobs if name.startswith(section + ".")]
+
+
+def _knob_of(key: str, knobs: Mapping[str, Knob]) -> str:
+    """The dict knob that holds `key`, or the key itself."""
+    return next((name for name, knob in knobs.items() if knob.is_dict and key.startswith(name + ".")), key)
+
+
+def _read_file(path: Path, knobs: Mapping[str, Knob], *, of_a_run: bool = False) -> dict[str, Any]:
+    """The tree of a file; one that a run has kept may have names of earlier versions."""
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise ConfigError(f"--config: {one_line(error)}") from error
+    if not is_file:
+        folder = path.parent if path.parent.is_dir() else Path()
+        names = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
+        hint = nearest(path.name, names) if names else "there is no YAML file there"
+        raise ConfigError(f"no config file {path} (from {Path.cwd()}): {hint}")
+    content = read_yaml(path)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values")
+    _check_keys(content, path)
+    content = translated(content) if of_a_run else content
+    content = {
+        key: {"name": value} if isinstance(value, str) and _shorthand(str(key), knobs) != key else value
+        for key, value in content.items()
+    }
+    for key, value in _flatten(content).items():
+        if key in knobs or not any(name.startswith(key + ".") for name in knobs):
+            _check_given(key, value, knobs.get(_known_key(key, knobs, str(path))), str(path))
+        elif value is not None:
+            _known_key(key, knobs, str(path))  # which is no key: it says what to write instead
+    for key in (name for name, knob in knobs.items() if knob.is_path):
+        _place(content, key.split("."), path.resolve().parent)
+    return content
+
+
+def _check_keys(tree: Mapping[Any, Any], path: Path) -> None:
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"{path}: a key is a name, not {key!r}")
+        if isinstance(value, dict):
+            _check_keys(value, path)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two trees as one; where both say something, it is what `above` says."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _over(below[key], value) if both else value
+    return merged
+
+
+def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:
+    """Make the value at `steps` absolute where it names a file beside the config file."""
+    if steps[0] not in tree:
+        return
+    if len(steps) > 1 and isinstance(tree[steps[0]], dict):
+        _place(tree[steps[0]], steps[1:], folder)
+    elif len(steps) == 1:
+        tree[steps[0]] = _placed(tree[steps[0]], folder)
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_placed(entry, folder) for entry in value]
+    if isinstance(value, dict):
+        return {key: _placed(entry, folder) for key, entry in value.items()}
+    if not isinstance(value, str) or not ("/" in value or "." in value):
+        return value
+    file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+    path = folder / file
+    return f"{path}{colon}{name}" if path.exists() else value
+
+
+def _task_layer(task: str, values: Mapping[str, Any], knobs: Mapping[str, Knob]) -> dict[str, Any]:
+    """What the task sets, by section."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        _check_given(key, value, knobs.get(_known_key(key, knobs, f"task {task}")), f"task {task}")
+        *sections, name = key.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return tree
+
+
+def _profile_layer(profile: str, knobs: Mapping[str, Knob]) -> dict[str, Any]:
+    """What a profile sets: one of ours by its name, or a file. It says how to run, never what."""
+    ours = {entry.stem: entry for entry in (FILES / "profiles").glob("*.yaml")}
+    if profile not in ours and not profile.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{unknown('profile', profile, ours)} Your own is a YAML file: profile=FILE.yaml")
+    path = ours.get(profile, Path(profile))
+    settings = _read_file(path, knobs)
+    if what := [key for key in ("task", "run", "resume", "profile") if key in settings]:
+        raise ConfigError(f"{path}: a profile says how to run, and {', '.join(what)} what: set that beside it")
+    return settings
+
+
+def _hydra(
+    beneath: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+) -> Config:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # a quarter of the time that composing takes
+        store.store(name="schema", node=full_config())
+    layers = []
+    for group, tree in (("task_values", beneath), ("user_file", from_file)):
+        if tree:
+            store.store(group=group, name="given", node=tree, package="_global_")
+            layers.append(f"+{group}=given")
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("turnwise.config.files", version_base="1.3"):
+            composed = hydra_compose("config", overrides=[*layers, *overrides])
+        config = OmegaConf.to_object(composed)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_readable(error, config_file)) from error
+    if not isinstance(config, Config):
+        raise TypeError(f"Hydra made a {type(config).__name__}")
+    return config
+
+
+def _readable(error: Exception, config_file: Path | None) -> str:
+    """Hydra's and OmegaConf's errors as one sentence with the key."""
+    chain = [error]
+    while chain[-1].__cause__ is not None and isinstance(chain[-1].__cause__, Exception):
+        chain.append(chain[-1].__cause__)
+    lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
+    where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
+    if any(line.startswith("In 'task_values/given'") for line in lines):
+        where = "the profile's or the task's defaults: "
+    knobs = knobs_of(full_config())
+    if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
+        value = next((match[1] for line in lines if (match := _VALUE.match(line))), None)
+        null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
+        shown_value = "null" if null else value
+        whole = "[" not in key and key in knobs
+        wanted = kind_of(knob.hint if whole else typing.get_args(knob.hint)[-1])
+        if whole and knob.choices:
+            wanted = f"one of {', '.join(map(repr, knob.choices))}"
+        return f"{where}{key} must be {wanted}" + ("" if shown_value is None else f", not {shown_value}")
+    sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
+    return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _flatten_config(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value

@@ -1,0 +1,69 @@
+"""The images of one turn as a sampler needs them: where its tokens are placed, and features until they are fed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions, three_axes
+from turnwise.engines.model.policy_model import Features, ImageFeatures, PolicyModel
+from turnwise.errors import EngineError
+from turnwise.ledger import MediaSpan
+
+
+class PromptImages:
+    """`PromptImages(model, ids, spans)`: looks at an image when its tokens are fed at the latest."""
+
+    def __init__(self, model: PolicyModel, token_ids: NDArray[np.int64], media: Sequence[MediaSpan]) -> None:
+        self._model, self._media, self._count = model, tuple(media), len(token_ids)
+        # With one token more, which stands where the first one will that is written.
+        placed = model.positions(np.append(token_ids, token_ids[-1]), self._media)
+        self._places = placed[..., :-1]
+        self.shift = int(placed[..., -1].max()) - self._count
+        """What is added to where a token stands behind the prompt, for its position on every axis."""
+        self._looked: dict[MediaSpan, Features] = {}
+
+    def look(self, fed: int = 0) -> None:
+        """Have the features of every image of which a token is not among the first `fed`."""
+        try:
+            self._have([span for span in self._media if span.end > fed])
+        except torch.OutOfMemoryError as error:
+            raise EngineError("no memory is left to look at an image: lower engine.memory_fraction") from error
+
+    def rest(self) -> None:
+        """Forget all features: the model has other weights."""
+        self._looked.clear()
+
+    def stretch(self, start: int, end: int) -> Stretch:
+        """What is seen in these tokens of the sequence; features of an image that ends there are held no longer."""
+        inside = [span for span in self._media if span.start < end and span.end > start]
+        self._have(inside)
+        looked = [(span, self._looked[span]) for span in inside]
+        for span in (span for span in inside if span.end <= end):
+            del self._looked[span]
+        return Stretch(looked, start, end)
+
+    def _have(self, spans: Sequence[MediaSpan]) -> None:
+        missing = [span for span in spans if span not in self._looked]
+        self._looked.update(zip(missing, self._model.look([span.media for span in missing]), strict=True))
+
+    def positions(self, start: int, end: int) -> NDArray[np.int64]:
+        """Of these tokens of the sequence, those written behind the prompt too."""
+        behind = np.arange(max(start, self._count), end) + self.shift
+        prompt = self._places[..., start:end]
+        if not len(behind):
+            return prompt
+        return np.concatenate((prompt, behind if prompt.ndim == 1 else three_axes(behind)), axis=-1)
+
+
+def image_inputs(
+    stretches: Sequence[tuple[int, int, PromptImages | None]], device: torch.device
+) -> tuple[Tensor, ImageFeatures | None]:
+    """Positions of stretches (start, end) of sequences, some with images, laid end to end, and what is seen there."""
+    places = [
+        np.arange(start, end) if sight is None else sight.positions(start, end) for start, end, sight in stretches
+    ]
+    parts = [Stretch((), start, end) if sight is None else sight.stretch(start, end) for start, end, sight in stretches]
+    return torch.from_numpy(joined_positions(places)), joined_features(parts, device)

@@ -1,0 +1,15 @@
+"""The section `board`: the board beside a run."""
+
+from dataclasses import dataclass
+
+from turnwise.config.knobs import at_least, knob, only, was
+
+
+@dataclass
+class BoardConfig:
+    """The board beside a training run (docs/board.md)."""
+
+    live: bool = knob(False, was("board"))
+    """Beside a training run: serve the board in a process of its own, and say where. Switch it on to watch live."""
+    port: int = knob(7007, at_least(0, 65535), only("board.live", "*"), was("board_port"))
+    """The board's port; a free one is taken when another program has it. Set it when a tunnel expects another."""

@@ -1,0 +1,1 @@
+"""A learner whose weights, gradients and moments several processes share (FSDP2): `learner.processes`."""

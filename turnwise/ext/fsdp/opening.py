@@ -1,0 +1,66 @@
+"""Opens a learner of several processes, alone or beside a sampler of this process: the table's `sharded` learner."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from turnwise.chat.renderer import Renderer
+from turnwise.config import Config
+from turnwise.config.sections import section
+from turnwise.engines.devices import rank_devices
+from turnwise.engines.in_process import implementation_of
+from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.opener import LearnerParts, Say, model_source, small_picture
+from turnwise.engines.samplers.cpu.threads import usable_cores
+from turnwise.ext.fsdp.config import FsdpConfig
+from turnwise.ext.fsdp.learner import ShardedLearner
+from turnwise.ext.fsdp.rank_group import LocalRanks, Ranks
+from turnwise.ext.fsdp.rank_setup import RankSetup
+from turnwise.ext.fsdp.state import read_whole
+
+__all__ = ["open_alone", "open_beside", "open_over_ranks", "read_whole"]
+
+
+def open_alone(config: Config, renderer: Renderer, parts: LearnerParts, say: Say) -> ShardedLearner:
+    """The learner of a fine-tuning, which has all GPUs. It must be closed."""
+    return open_over_ranks(config, renderer, parts, local_ranks(config, samples=False), say)
+
+
+@asynccontextmanager
+async def open_beside(
+    config: Config, renderer: Renderer, parts: LearnerParts, say: Say
+) -> AsyncIterator[ShardedLearner]:
+    """The learner of a training, which leaves the sampler its GPU; its processes end with the block."""
+    ranks = local_ranks(config, samples=True)
+    try:
+        yield await asyncio.to_thread(open_over_ranks, config, renderer, parts, ranks, say)
+    finally:
+        ranks.stop()
+
+
+def local_ranks(config: Config, *, samples: bool) -> LocalRanks:
+    """Processes of this machine that are not started yet; beside a sampler they leave it its GPU."""
+    devices = rank_devices(config, samples=samples)
+    threads = (config.engine.threads or usable_cores()) // len(devices)
+    return LocalRanks(devices, threads, section(config, FsdpConfig).hang_seconds)
+
+
+def open_over_ranks(config: Config, renderer: Renderer, parts: LearnerParts, ranks: Ranks, say: Say) -> ShardedLearner:
+    """A learner over these ranks, which it starts; they are ended where that fails."""
+    source = model_source(config)
+    setup = RankSetup(
+        source=source,
+        implementation=implementation_of(config),
+        learner=config.learner,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        updates=parts.updates,
+        critic=parts.critic,
+        reference=parts.reference,
+        picture=None if renderer.images is None else renderer.images.prepare(small_picture()),
+        hang_seconds=section(config, FsdpConfig).hang_seconds,
+    )
+    companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
+    learner = ShardedLearner(ranks, setup, companions=companions, base_model=source.base)
+    say(f"sharded learner: {ranks.size} processes; its log-probs are the sampler's up to rounding")
+    return learner

@@ -1,0 +1,41 @@
+"""What a rank of a sharded learner opens, and where: plain data that goes to another process or machine."""
+
+from dataclasses import dataclass
+
+from turnwise.config import LearnerConfig
+from turnwise.config.choices import ModelImplementation
+from turnwise.engines.model.sources import ModelSource
+from turnwise.ledger import Media
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """The same for every rank of a learner."""
+
+    source: ModelSource
+    """Each rank reads the model's files itself."""
+    implementation: ModelImplementation
+    learner: LearnerConfig
+    """Its `device` is not read: a rank has one of its own."""
+    temperature: float
+    seed: int
+    updates: int = 0
+    critic: bool = False
+    reference: bool = False
+    picture: Media | None = None
+    """A small one, for finding out whether the model makes of an image what its own code makes of it."""
+    hang_seconds: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One rank of a group: `RankPlace(0, 2, "file:///tmp/meeting", "cpu")`."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    """Where the ranks meet: file://PATH, or tcp://HOST:PORT across machines, where somebody serves a torch TCPStore."""
+    device: str
+    """cpu, or cuda:N."""
+    threads: int = 1
+    """Of the CPU."""

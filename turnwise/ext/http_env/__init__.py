@@ -1,0 +1,1 @@
+"""Environments behind a server: it opens the conversation, answers every message and gives the reward (`http_env`)."""

@@ -1,0 +1,192 @@
+"""The actor that hosts a sampler: takes many requests with one call and gives many results with another."""
+
+import asyncio
+import shutil
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turnwise import extensions
+from turnwise.config import Config
+from turnwise.config.choices import Precision
+from turnwise.engines.devices import choose
+from turnwise.engines.open import open_sampler
+from turnwise.engines.opener import OpenSampler, model_source
+from turnwise.engines.publishing import needs_files, weights_folder, write_weights
+from turnwise.engines.rendering import make_renderer
+from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.sampler import Capabilities, Sampler
+from turnwise.engines.updates import WeightsFolder
+from turnwise.errors import EngineError, EngineLost, EpisodeError
+from turnwise.ext.ray.connection import SearchPath, load_ray
+from turnwise.ext.ray.machine import machine_words
+from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcome
+from turnwise.ext.ray.sent_images import ImageStore, Placed, at_their_places
+from turnwise.ext.ray.stored_weights import Part, Shapes, unpack
+from turnwise.ledger import Media
+
+SAMPLER_CALLS = 100
+"""Calls that an actor works on at once; requests are many to a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFacts:
+    """What a sampler says of itself once it is open."""
+
+    context_length: int
+    capabilities: Capabilities
+    threads: int
+    regime: Any
+    machine: str
+    """What its arithmetic depends on: equal words promise equal bits."""
+    precision: str
+    notes: tuple[str, ...]
+    node: str
+
+
+class SamplerActor:
+    """Implements the other side of `samplers.ActorSampler`. Made an actor by `Connection.actor`."""
+
+    def __init__(self, path: SearchPath, config: Config) -> None:
+        path.enter()
+        self._config = config
+        self._sampler: Sampler | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._done: list[TurnOutcome] = []
+        self._some = asyncio.Event()
+        self._opened = ExitStack()
+        self._shown = ImageStore(_text_only)
+        self._weights: Path | None = None
+        """Where files of weights are put for a sampler that takes only those."""
+
+    async def open(self) -> SamplerFacts:
+        """Load the model; returns when requests can be served."""
+        notes: list[str] = []
+        opened = await self._open(notes)
+        self._sampler = opened.sampler
+        reads = "model.precision" in extensions.engine(self._config.engine.name).reads
+        precision = choose(self._config).precision if reads else Precision.float32
+        return SamplerFacts(
+            opened.sampler.context_length,
+            opened.sampler.capabilities,
+            opened.threads,
+            opened.regime,
+            machine_words(),
+            precision.value,
+            tuple(notes),
+            node_name(),
+        )
+
+    async def _open(self, notes: list[str]) -> OpenSampler:
+        """The configured sampler, and a folder for files of weights where it takes no others."""
+        renderer = make_renderer(self._config)
+        opened = await open_sampler(self._config, renderer, notes.append)
+        if renderer.images is not None:
+            self._shown = ImageStore(renderer.images.prepare)
+        if needs_files(opened.sampler.capabilities, lora=False):
+            self._weights = self._opened.enter_context(weights_folder(model_source(self._config).weight_bytes, None))
+        return opened
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler that this actor hosts; EngineLost before it is open."""
+        if self._sampler is None:
+            raise EngineLost("the sampler is not open")
+        return self._sampler
+
+    async def submit(self, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]) -> list[int]:
+        """Begin with new requests, drop others, forget conversations; the answer is who shows an image that is not
+        here: to be sent again with its images."""
+        for number in dropped:
+            if (task := self._tasks.get(number)) is not None:
+                task.cancel()
+        lacking: list[int] = []
+        self._shown.take(packed.images)
+        for number, request, placed in packed.requests():
+            making = self._shown.find(placed)
+            if making is None:
+                lacking.append(number)
+            else:
+                self._tasks[number] = asyncio.create_task(self._serve(number, request, placed, making))
+        self._shown.forget_some()
+        for conversation in freed:
+            await self.sampler.release(conversation)
+        return lacking
+
+    async def collect(self, seconds: float) -> PackedOutcomes:
+        """All that ended since the last call, at least one, and those of so many seconds after it."""
+        await self._some.wait()
+        if seconds:
+            await asyncio.sleep(seconds)
+        self._some.clear()
+        done, self._done = self._done, []
+        return PackedOutcomes.of(done)
+
+    async def _serve(
+        self, number: int, request: Request, placed: Placed, making: "Sequence[asyncio.Task[Media]]"
+    ) -> None:
+        try:
+            if placed:
+                request = replace(request, media=await at_their_places(placed, making))
+            outcome = TurnOutcome(number, await self.sampler.generate(request))
+        except EngineLost as error:
+            outcome = TurnOutcome(number, problem=str(error), lost=True)
+        except EngineError as error:
+            outcome = TurnOutcome(number, problem=str(error))
+        except EpisodeError as error:
+            outcome = TurnOutcome(number, problem=str(error), ends_episode=True)
+        except Exception:  # not swallowed: raised where the request came from
+            outcome = TurnOutcome(number, problem=traceback.format_exc(), bug=True)
+        finally:
+            del self._tasks[number]
+        self._done.append(outcome)
+        self._some.set()
+
+    async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
+        """Write with weights of the object store; they are all on this node before the sampler hears of them."""
+        fetched = await asyncio.gather(*parts)
+        here: list[Part] = [
+            part if isinstance(part, dict) else await part for part in fetched
+        ]  # or where a rank has put it
+        weights = unpack(shapes, here)
+        if self._weights is None:
+            await self.sampler.publish(weights, version)
+            return
+        folder = self._weights / str(version)
+        await asyncio.to_thread(write_weights, weights, folder)
+        await self.sampler.publish(WeightsFolder(folder), version)
+        for before in self._weights.iterdir():
+            if before != folder and before.is_dir():
+                await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+
+    async def sleep(self) -> None:
+        await self.sampler.sleep()
+
+    async def wake(self) -> None:
+        await self.sampler.wake()
+
+    async def close(self) -> None:
+        """Free everything; pending requests fail."""
+        if self._sampler is not None:
+            await self._sampler.close()
+        self._opened.close()
+
+    async def beat(self) -> None:
+        """A sign of life, by a thread of its own."""
+
+    async def ping(self) -> str:
+        """Answers while the actor lives."""
+        return node_name()
+
+
+def _text_only(content: bytes) -> Media:
+    raise EngineError("the model in this process reads text only, and a turn shows an image")
+
+
+def node_name() -> str:
+    """The node that this process runs on, as people know it."""
+    ray = load_ray()
+    return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"

@@ -1,0 +1,1 @@
+"""`search`, over the bundled corpus, and `retrieve`, from a retrieval server."""

@@ -1,0 +1,1 @@
+"""Rewards that run code in the sandbox: tests and assertions against what the policy wrote."""

@@ -1,0 +1,1 @@
+"""What engines of others have in common: servers that are started or attached to, replicas, and their GPUs."""

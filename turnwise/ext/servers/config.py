@@ -1,0 +1,26 @@
+"""The section `servers`: inference servers that a run attaches to or starts, and what vLLM and SGLang are told."""
+
+from dataclasses import dataclass
+
+from turnwise.config.choices import WeightTransfer
+from turnwise.config.knobs import at_least, knob, only_engines, reaches, was
+
+
+@dataclass
+class ServersConfig:
+    """Inference servers of vLLM and SGLang (docs/engines.md)."""
+
+    addresses: list[str] = knob([], only_engines(), reaches("network"), was("engine.servers"))
+    """Addresses of servers to attach to, such as [http://node1:8000, http://node2:8000]; empty starts them here. Set it
+    when they run on other machines or outlive a run (docs/engines.md says how to start them)."""
+    replicas: int = knob(1, at_least(1, 4096), only_engines(), was("engine.replicas"))
+    """How many servers are started here. Raise it to the number of GPUs that are left beside the learner's."""
+    options: list[str] = knob([], only_engines(), reaches("code", whole=True), was("engine.server_options"))
+    """Further options of the engine's own command line, as [--max-model-len, "4096"]; they come last and so win. Set it
+    for what Turnwise has no knob for, such as --tensor-parallel-size."""
+    transfer: WeightTransfer = knob(WeightTransfer.files, only_engines(), was("engine.transfer"))
+    """How all weights get into a server. Take `nccl` where learner and servers have GPUs of their own and files take
+    too long; it keeps a second copy of the weights on the learner's GPU."""
+    python: str | None = knob(None, only_engines(), reaches("code"), was("engine.python"))
+    """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
+    it to keep their packages in an environment of their own."""

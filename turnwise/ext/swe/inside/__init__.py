@@ -1,0 +1,1 @@
+"""What runs beside a repository's tests, in shell sessions: sent in as texts, standard library only."""

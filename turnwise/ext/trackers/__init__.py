@@ -1,0 +1,1 @@
+"""Where others look at a training's numbers: TensorBoard, Weights & Biases, MLflow."""

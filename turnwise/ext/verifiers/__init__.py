@@ -1,0 +1,1 @@
+"""Environments of the verifiers package as tasks: `task=verifiers:ENV_ID`."""

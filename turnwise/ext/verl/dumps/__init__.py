@@ -1,0 +1,1 @@
+"""Rollout dumps of other systems as runs of ours, so that the board shows them: `turnwise import-jsonl`."""

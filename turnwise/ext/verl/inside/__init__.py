@@ -1,0 +1,1 @@
+"""Our agent loops inside verl's trainer, which keeps its data, servers and weights: docs/ext/verl.md."""

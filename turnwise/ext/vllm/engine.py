@@ -1,0 +1,150 @@
+"""vLLM in this process (`AsyncLLM`): its scheduler and workers are its own processes, its requests are ours."""
+
+import asyncio
+import io
+import itertools
+import os
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from importlib import import_module
+from typing import Any
+
+from turnwise.engines.samplers.in_flight import DecodeText
+from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.errors import ConfigError, EngineError, EngineLost, one_line
+from turnwise.ext.servers.images import check_prompt
+from turnwise.ext.servers.inference_server import FINISH
+from turnwise.ext.servers.streamed import StreamedSampler, StreamPiece, StreamRequest
+
+EXTENSION = "turnwise.ext.vllm.worker.WeightReader"
+
+
+class VllmEngine(StreamedSampler):
+    """Implements Replica on an `AsyncLLM` of this process, which is made anew when its engine dies."""
+
+    def __init__(
+        self, options: Sequence[str], *, vocabulary: int, decode: DecodeText, capabilities: Capabilities
+    ) -> None:
+        """`options` are those of vLLM's command line."""
+        super().__init__(
+            "vllm engine", context_length=0, vocabulary=vocabulary, decode=decode, capabilities=capabilities
+        )
+        self._options = [*options, "--worker-extension-cls", EXTENSION]
+        self._llm: Any = None
+        self._lora: Any = None
+        self._numbers = itertools.count(1)
+
+    async def start(self) -> None:
+        """Load the model; then `context_length` is known."""
+        try:
+            self._llm = await asyncio.to_thread(_open, self._options)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever vLLM raises: a model it does not know, no memory, an option it refuses
+            raise EngineError(f"vLLM cannot start: {one_line(error)[:500]}") from error
+        self.context_length = int(self._llm.model_config.max_model_len)
+        self._sent.forget()
+        ours = (os.getpid(), socket.gethostname())
+        await self._order(self._llm.collective_rpc("turnwise_end_with", args=ours))
+
+    async def healthy(self) -> bool:
+        """Whether its processes are there."""
+        return self._llm is not None and not self._llm.errored
+
+    async def restart(self) -> None:
+        """Ends the engine and starts a new one."""
+        await self._lose("vLLM's engine is being restarted")
+        await self._end()
+        await self.start()
+        self._is_back()
+
+    async def _stream(self, draw: StreamRequest) -> AsyncGenerator[StreamPiece, None]:
+        params, kinds = draw.params, import_module("vllm.sampling_params")
+        sampling = kinds.SamplingParams(
+            max_tokens=draw.limit, temperature=params.temperature, top_p=params.top_p, top_k=params.top_k,
+            seed=draw.seed, stop=list(params.stop_strings), stop_token_ids=sorted(params.stop_ids), ignore_eos=True,
+            include_stop_str_in_output=True, skip_special_tokens=False, detokenize=bool(params.stop_strings),
+            logprobs=0, output_kind=kinds.RequestOutputKind.DELTA,
+        )  # fmt: skip
+        prompt: dict[str, Any] = {"prompt_token_ids": self._marked(draw), "cache_salt": f"version {self.version}"}
+        if draw.media:
+            prompt["multi_modal_data"] = {"image": await asyncio.to_thread(_pictures, draw)}
+            prompt["multi_modal_uuids"] = {"image": [span.media.digest for span in draw.media]}
+        name = f"turn {next(self._numbers)}"
+        try:
+            async for output in self._llm.generate(prompt, sampling, name, lora_request=self._lora):
+                if draw.media:
+                    check_prompt(self.name, output.prompt_token_ids, draw.token_ids)
+                yield self._piece(output.outputs[0])
+        except import_module("vllm.v1.engine.exceptions").EngineDeadError as error:
+            raise EngineLost(f"vLLM's engine died: {one_line(error)}") from error
+        except ValueError as error:  # a request that it refuses
+            raise EngineError(f"vLLM refuses a turn: {one_line(error)[:300]}") from error
+
+    def _piece(self, output: Any) -> StreamPiece:
+        ids = list(output.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(ids, output.logprobs or (), strict=True)]
+        if output.finish_reason is not None and output.finish_reason not in FINISH:
+            raise EngineLost(f"vLLM ended a turn by {output.finish_reason!r}")
+        return StreamPiece(ids, logprobs, FINISH.get(output.finish_reason) if output.finish_reason else None)
+
+    async def _load(self, update: Update, version: int) -> None:
+        if isinstance(update, Adapter):
+            number, kinds = next(self._numbers), import_module("vllm.lora.request")
+            adapter = kinds.LoRARequest(f"version {version}", number, str(update.folder.resolve()))
+            await self._order(self._llm.add_lora(adapter))
+            await self._take_off(adapter)
+        elif isinstance(update, WeightsFolder):
+            await self._order(self._llm.pause_generation(mode="abort"))
+            await self._order(self._llm.collective_rpc("turnwise_load", args=(str(update.folder.resolve()),)))
+            await self._order(self._llm.resume_generation())
+            await self._take_off(None)
+        await self._order(self._llm.reset_prefix_cache())
+        if self.capabilities.media:
+            await self._order(self._llm.reset_encoder_cache())
+
+    async def _take_off(self, adapter: Any) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._lora = self._lora, adapter
+        if before is not None:
+            await self._order(self._llm.remove_lora(before.lora_int_id))
+
+    async def _order(self, work: Any) -> None:
+        try:
+            await work
+        except Exception as error:  # whatever its workers raise
+            if await self.healthy():
+                raise EngineError(f"vLLM: {one_line(error)[:500]}") from error
+            raise EngineLost(f"vLLM's engine died: {one_line(error)[:300]}") from error
+
+    async def _lie_down(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order(self._llm.sleep(level=1))
+
+    async def _get_up(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order(self._llm.wake_up())
+
+    async def _end(self) -> None:
+        llm, self._llm, self._lora = self._llm, None, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+
+def _pictures(draw: StreamRequest) -> list[Any]:
+    """The images that are sent, unpacked."""
+    from PIL import Image
+
+    sent = [span.media if span.media.digest in draw.new else None for span in draw.media]
+    return [None if media is None else Image.open(io.BytesIO(media.content)).convert("RGB") for media in sent]
+
+
+def _open(options: Sequence[str]) -> Any:
+    kind = import_module("vllm.engine.arg_utils").AsyncEngineArgs
+    parser = kind.add_cli_args(import_module("vllm.utils.argparse_utils").FlexibleArgumentParser())
+    try:
+        arguments = parser.parse_args(list(options))
+    except SystemExit as error:  # it has said on standard error what it does not know
+        raise ConfigError(f"vLLM does not take servers.options={list(options)}") from error
+    return import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(kind.from_cli_args(arguments))

@@ -1,0 +1,257 @@
+"""A vLLM server as a sampler: token ids in, token ids and log-probs out over its completions API, with images over its
+route for tokens, and new weights by its own routes for them."""
+
+import asyncio
+import base64
+import itertools
+import shlex
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
+from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
+from turnwise.ext.servers.images import check_prompt
+from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
+from turnwise.ext.servers.same_model import refuse_other, sizes_of
+from turnwise.ext.servers.streamed import StreamPiece, StreamRequest
+from turnwise.ext.vllm.nccl_transfer import OPTIONS, Transfer
+from turnwise.ledger import Media
+from turnwise.system.image_bytes import media_type
+
+MARKED = "turnwise_marked"
+"""The method of its workers that names the weights they loaded last."""
+WITH_IMAGES = "/inference/v1/generate"
+"""The only route that takes token ids and images, and tells which tokens it made of them."""
+
+
+AS_WE_SEE = ["--mm-processor-kwargs", '{"use_fast": false}', "--no-mm-device-do-normalize"]
+"""The same pixels as the learner's: torchvision scales otherwise than Pillow does, and vLLM's own normalising goes by a
+file of the model's, not by its processor, and does nothing where the file leaves that out."""
+
+
+class VllmServer(InferenceServer):
+    """Implements Replica over a vLLM server. Weights and sleep need its development routes: VLLM_SERVER_DEV_MODE=1."""
+
+    _loader = "turnwise_load"
+    """The method of its workers that reads a folder."""
+    _marks = True
+    """Whether its workers have our extension, and so can name their weights."""
+    transfer: Transfer | None = None
+    """By which all weights come without files, where that was asked for."""
+    _adapter: str | None = None
+    _numbers = itertools.count()
+
+    async def _look(self) -> None:
+        listed = await self._server.ask("GET", "/v1/models", seconds=ASK_SECONDS)
+        try:
+            served = {str(entry["id"]): entry for entry in listed["data"] if not entry.get("parent")}
+            if self._model is None:
+                if len(served) != 1:
+                    names = ", ".join(list(served)[:20]) or "none"
+                    raise ConfigError(
+                        f"{self.name} serves {len(served)} models ({names}); choose one with engine.model"
+                    )
+                self._model = next(iter(served))
+            if self._model not in served:
+                raise ConfigError(f"{self.name}: {unknown('model', self._model, served)}")
+            self.context_length = int(served[self._model]["max_model_len"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.name} does not list models as vLLM does: {str(listed)[:300]}") from error
+        self._adapter = None
+        self._sent.forget()
+        if self.transfer is not None:
+            self.transfer.forget()
+        if self._process is None:
+            await self._check_attached()
+
+    async def _check_attached(self) -> None:
+        """Of a server that others started: are its log-probs ours, and can it take weights?"""
+        try:
+            info = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+            config = info["vllm_config"]
+            mode, extension = config["model_config"]["logprobs_mode"], config["parallel_config"]["worker_extension_cls"]
+            device = str(config["device_config"]["device"] or config["device_config"]["device_type"])
+            sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
+            transfer = (config.get("weight_transfer_config") or {}).get("backend")
+            sizes = sizes_of(config["model_config"].get("hf_config"))
+        except (EngineError, KeyError, TypeError, AttributeError) as error:
+            raise EngineError(
+                f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            ) from error
+        refuse_other(self.name, self._sizes, sizes)
+        if mode != "processed_logprobs":
+            raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
+        if self.capabilities.sleeps and not sleeps:
+            raise EngineError(f"{self.name} cannot sleep: start it with --enable-sleep-mode, or leave engine.sleep out")
+        if Adapter in self.capabilities.updates and not adapters:
+            raise EngineError(f"{self.name} takes no adapters: start it with --enable-lora and --max-lora-rank")
+        if self.transfer is not None and transfer != "nccl":
+            raise EngineError(f"{self.name} takes no weights by NCCL: start it with {shlex.join(OPTIONS)}")
+        self._marks = "WeightReader" in str(extension)
+        self._loader = "turnwise_load" if self._marks else "reload_weights"
+        if self._marks:
+            await self._check_extension()
+        else:
+            if "cpu" in device and WeightsFolder in self.capabilities.updates:
+                raise EngineError(
+                    f"{self.name} runs on a CPU, where vLLM's own reloading leaves out the output layer: start it with "
+                    "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+                )
+
+    async def _check_extension(self) -> None:
+        """It may be of an earlier version."""
+        try:
+            await self._order("/collective_rpc", {"method": MARKED})
+        except EngineLost:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"{self.name} has a worker extension that does not tell which weights it loaded: start it with the "
+                f"vllm_worker.WeightReader of this version of Turnwise (docs/engines.md; {error})"
+            ) from error
+
+    async def _tells(self) -> str | None:
+        """By our own extension the name of the weights, else which start of which server it is."""
+        return await self._mark() if self._marks and self._adapter is None else await self._instance()
+
+    async def _mark(self) -> str | None:
+        try:
+            answer = await self._server.ask("POST", "/collective_rpc", {"method": MARKED}, seconds=ASK_SECONDS)
+            marks = {str(mark) for mark in answer["results"]}
+        except (KeyError, TypeError):
+            return None
+        return " and ".join(sorted(marks))
+
+    async def _instance(self) -> str | None:
+        answer = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+        try:
+            instance = answer["vllm_config"]["instance_id"]
+        except (KeyError, TypeError):
+            return None
+        return f"server {instance}" if instance else None
+
+    async def try_image(self, marker: int, image: Media) -> str | None:
+        """One that others started may make other pixels than the learner's, which its tokens do not show."""
+        if self._process is None:
+            info = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+            try:
+                settings = info["vllm_config"]["model_config"]["multimodal_config"] or {}
+                ours = (
+                    settings["mm_device_do_normalize"] is False and settings["mm_processor_kwargs"]["use_fast"] is False
+                )
+            except (KeyError, TypeError):
+                ours = False
+            if not ours:
+                return f"{self.name} makes other pixels than the learner: start it with {shlex.join(AS_WE_SEE)}"
+        return await super().try_image(marker, image)
+
+    async def _stream(self, draw: StreamRequest) -> AsyncGenerator[StreamPiece, None]:
+        params = draw.params
+        sampling = {
+            "max_tokens": draw.limit, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k,
+            "seed": draw.seed, "stop": list(params.stop_strings), "stop_token_ids": sorted(params.stop_ids),
+            "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 0,
+            # Said although they are the defaults: a model's generation_config may have others.
+            "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        }  # fmt: skip
+        model, salt = self._adapter or self._model, f"version {self.version}"
+        common = {"model": model, "return_token_ids": True, "stream": True, "cache_salt": salt}
+        if draw.media:
+            parts = [await asyncio.to_thread(_part, span.media, span.media.digest in draw.new) for span in draw.media]
+            tokens = {"token_ids": self._marked(draw), "content_parts": parts, "sampling_params": sampling}
+            path, body = WITH_IMAGES, common | tokens
+        else:
+            path = "/v1/completions"
+            body = common | sampling | {"prompt": draw.token_ids.tolist(), "add_special_tokens": False}
+        first = True
+        async for event in self._server.stream(path, body):
+            if draw.media and first:
+                check_prompt(self.name, event.get("prompt_token_ids"), draw.token_ids)
+            first = False
+            for choice in event.get("choices") or ():
+                yield self._piece(choice)
+
+    def _piece(self, choice: Any) -> StreamPiece:
+        try:
+            finish, ids = choice["finish_reason"], choice["token_ids"] or []
+            logprob_info = choice["logprobs"] if ids else {"token_logprobs": []}
+            logprobs = (
+                logprob_info["token_logprobs"]
+                if "token_logprobs" in logprob_info
+                else [entry["logprob"] for entry in logprob_info["content"]]
+            )
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.name} answered without tokens and log-probs: {str(choice)[:300]}") from error
+        if not isinstance(ids, list) or not isinstance(logprobs, list):
+            raise EngineError(f"{self.name} answered without lists of tokens and log-probs: {str(choice)[:300]}")
+        if finish is not None and finish not in FINISH:
+            raise EngineLost(f"{self.name} ended a turn by {finish!r}")
+        return StreamPiece(ids, logprobs, FINISH.get(finish) if finish else None)
+
+    async def _load(self, update: Update, version: int) -> None:
+        self._label, label = None, self._named(version)
+        by_instance = self._attached and (isinstance(update, Adapter) or not self._marks)
+        begun = await self._instance() if by_instance else None
+        if by_instance and begun is None and not isinstance(update, Adapter):
+            raise EngineError(
+                f"{self.name} tells neither which weights it has nor which server it is: start it with "
+                "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+            )
+        await self._give(update, label)
+        if self.capabilities.media:
+            await self._order("/reset_encoder_cache")
+        # Its memory: what was computed with other weights is under another salt and would not be found again.
+        await self._order("/reset_prefix_cache")
+        self._label = begun if by_instance else label
+        await self._check_label()
+
+    async def _give(self, update: Update, label: str) -> None:
+        if isinstance(update, Adapter):
+            name = f"{self._model} {label} ({next(self._numbers)})"
+            await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
+            await self._take_off(name)
+        elif isinstance(update, FullWeights) and self.transfer is not None:
+            await self._order("/pause", params={"mode": "abort"})
+            size = await self._server.ask("GET", "/get_world_size", seconds=ASK_SECONDS)
+            if not isinstance(size, dict) or type(size.get("world_size")) is not int or size["world_size"] < 1:
+                raise EngineError(f"{self.name} does not say how many workers it has: {str(size)[:300]}")
+            await self.transfer.load(update, self._order, size["world_size"])
+            if self._attached and self._marks:
+                await self._order("/collective_rpc", {"method": "turnwise_mark", "kwargs": {"label": label}})
+            await self._order("/resume")
+        elif isinstance(update, WeightsFolder):
+            await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
+            key = "folder" if self._loader == "turnwise_load" else "weights_path"
+            named = {"label": label} if self._loader == "turnwise_load" else {}
+            rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve()), **named}}
+            await self._order("/collective_rpc", rpc)
+            await self._order("/resume")
+            await self._take_off(None)
+
+    async def _take_off(self, adapter: str | None) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._adapter = self._adapter, adapter
+        if before is not None:
+            await self._order("/v1/unload_lora_adapter", {"lora_name": before})
+
+    async def _lie_down(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/sleep", params={"level": "1"})
+
+    async def _get_up(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/wake_up")
+
+
+def _part(image: Media, sent: bool) -> dict[str, str]:
+    """An image as it is sent, or as it is named that was sent before."""
+    if not sent:
+        return {"type": "image_url", "uuid": image.digest}
+    content = base64.b64encode(image.content).decode("ascii")
+    return {"type": "image_url", "uuid": image.digest, "url": f"data:{media_type(image.content)};base64,{content}"}
+
+
+def vllm_command(python: str, options: list[str]) -> Callable[[int], list[str]]:
+    """The command line of a server for a port."""
+    start = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "policy"]
+    return lambda port: [*start, "--port", str(port), "--stream-interval", "16", *options]

@@ -1,0 +1,242 @@
+"""Grids of Megatron-core checkpoints (`mp_rank_TT_PPP`): read as one Hugging Face model, and written from one."""
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.errors import StorageError
+from turnwise.ext.weights.expected import HEAD, check_numbers
+from turnwise.ext.weights.megatron_layout import (
+    ALSO,
+    LAYER,
+    OUTPUT,
+    Cut,
+    ParallelGrid,
+    TensorSlot,
+    joined,
+    part_of,
+    part_slots,
+    share,
+)
+from turnwise.ext.weights.names import listed
+from turnwise.ext.weights.pickles import read_pickle
+from turnwise.ext.weights.stored import Stored
+
+RANK = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?")
+FILES = ("model.pt", "model_optim_rng.pt", "model_rng.pt")
+"""verl's, and Megatron-LM's with and without a distributed optimiser."""
+LATEST = "latest_checkpointed_iteration.txt"
+VERSION = 3.0
+"""Megatron's, of checkpoints whose queries, keys and values lie group by group."""
+Part = dict[str, Stored]
+"""A stage's turn on one rank: tensors by Megatron's names."""
+
+
+def grid_folder(folder: Path) -> Path | None:
+    """Where the ranks of a grid lie: here, in `model` (verl), or in the newest iteration (Megatron-LM)."""
+    places = [folder, folder / "model"]
+    if (folder / LATEST).is_file():
+        iteration = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+        if iteration != "release" and not iteration.isdecimal():
+            raise StorageError(f"{folder / LATEST} says {iteration[:50]!r}, which is no iteration")
+        places.insert(0, folder / ("release" if iteration == "release" else f"iter_{int(iteration):07d}"))
+    return next((candidate for candidate in places if candidate.is_dir() and any(candidate.glob("mp_rank_*"))), None)
+
+
+def read_parts(folder: Path) -> tuple[ParallelGrid, dict[tuple[int, int, int], Part]]:
+    """The grid, and its parts by (turn, stage, tensor rank); ranks that are missing are named."""
+    ranks: dict[tuple[int, int], Path] = {}
+    for path in sorted(folder.glob("mp_rank_*")):
+        match = RANK.fullmatch(path.name)
+        if match is None:
+            raise StorageError(f"{path} is no rank of a tensor and pipeline grid; expert parallelism is not read")
+        ranks[int(match[2] or 0), int(match[1])] = path
+    grid = ParallelGrid(1 + max(rank for _, rank in ranks), 1 + max(stage for stage, _ in ranks))
+    names = [(stage, rank) for stage in range(grid.pipeline) for rank in range(grid.tensor)]
+    if missing := [rank_name(rank, stage, grid) for stage, rank in names if (stage, rank) not in ranks]:
+        raise StorageError(f"{folder} lacks {listed(missing)} of its grid of {grid.tensor} x {grid.pipeline}")
+    held = {key: _turns(_file(ranks[key])) for key in names}
+    counts = {len(turns) for turns in held.values()}
+    if len(counts) > 1:
+        raise StorageError(f"{folder}: the ranks have {' and '.join(map(str, sorted(counts)))} turns, not one number")
+    grid = ParallelGrid(grid.tensor, grid.pipeline, counts.pop())
+    parts = {
+        (turn, stage, rank): held[stage, rank][turn]
+        for turn in range(grid.virtual)
+        for stage, rank in names
+    }  # fmt: skip
+    for (turn, stage, rank), part in parts.items():
+        if odd := sorted(part.keys() ^ parts[turn, stage, 0].keys()):
+            raise StorageError(
+                f"{rank_name(rank, stage, grid)} and {rank_name(0, stage, grid)} differ in {listed(odd)}"
+            )
+    return grid, parts
+
+
+def rank_name(rank: int, stage: int, grid: ParallelGrid) -> str:
+    """As Megatron names the folder of a rank."""
+    return f"mp_rank_{rank:02d}" if grid.pipeline == 1 else f"mp_rank_{rank:02d}_{stage:03d}"
+
+
+def _file(rank_folder: Path) -> Path:
+    files = [rank_folder / name for name in FILES if (rank_folder / name).is_file()]
+    if not files:
+        raise StorageError(f"{rank_folder} lacks {' or '.join(FILES)}")
+    if len(files) > 1:
+        raise StorageError(f"{rank_folder} holds {files[0].name} and {files[1].name}; move one of them away")
+    return files[0]
+
+
+def _turns(path: Path) -> list[Part]:
+    """The turns of a rank: a list of them, tables `model` or `model0`, `model1`, or one table of tensors."""
+    content = read_pickle(path)
+    if isinstance(content, list):
+        tables: list[Any] = content
+    elif isinstance(content, dict) and "model" in content:
+        tables = [content["model"]]
+    elif isinstance(content, dict) and "model0" in content:
+        numbers = [number for number in range(len(content)) if f"model{number}" in content]
+        tables = [content[f"model{number}"] for number in numbers]
+        if numbers != list(range(len(numbers))):
+            raise StorageError(f"{path} holds the turns {numbers}, some are missing")
+    else:
+        tables = [content]
+    return [_part(table, path) for table in tables]
+
+
+def _part(table: Any, path: Path) -> Part:
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
+        raise StorageError(f"{path} holds no table of tensors by name")
+    part: Part = {}
+    for name, value in table.items():
+        if name.endswith("_extra_state"):
+            continue  # Transformer Engine's own, of eight-bit training
+        name = name.removeprefix("module.")
+        for other, usual in ALSO.items():
+            name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
+        if not isinstance(value, Tensor):
+            raise StorageError(f"{path}: {name} is no tensor")
+        if name in part:
+            raise StorageError(f"{path}: {name} stands there twice")
+        part[name] = Stored.of(value)
+    return part
+
+
+def read_megatron(folder: Path, config: DecoderConfig) -> dict[str, Stored]:
+    """The Hugging Face tensors of a grid; layers are counted through the parts, which may be of any sizes."""
+    grid, parts = read_parts(folder)
+    tensors: dict[str, Stored] = {}
+    first, chunks = 0, list(grid.chunks())
+    for number, (turn, stage) in enumerate(chunks):
+        ranks = [parts[turn, stage, rank] for rank in range(grid.tensor)]
+        where = f"{folder.name}/{rank_name(0, stage, grid)}, turn {turn}"
+        begins, ends = number == 0, number == len(chunks) - 1
+        part, layers = _joined_part(ranks, config, first, where, begins=begins, ends=ends)
+        tensors |= part
+        first += layers
+    if first != config.num_layers:
+        raise StorageError(f"{folder} holds {first} layers, config.json says {config.num_layers}")
+    return tensors
+
+
+def _joined_part(
+    ranks: list[Part], config: DecoderConfig, first: int, where: str, *, begins: bool, ends: bool
+) -> tuple[dict[str, Stored], int]:
+    """The Hugging Face tensors of a part, and how many layers it has; all must be there, and no other."""
+    held = ranks[0]
+    layers = _layers(held, where)
+    slots = {slot.name: slot for slot in part_slots(config, first, layers, begins=begins, ends=ends)}
+    may_be = {OUTPUT} if config.tied and ends else set()
+    if missing := sorted(slots.keys() - held.keys() - may_be):
+        raise StorageError(f"{where} lacks {listed(missing)}")
+    if surplus := sorted(held.keys() - slots.keys() - may_be):
+        raise StorageError(f"{where} holds {listed(surplus)}, which this model has no place for")
+    tensors: dict[str, Stored] = {}
+    for name in held:
+        # A tied head is held against the embedding later, as of any tied model.
+        slot = TensorSlot(OUTPUT, Cut.rows, (HEAD,)) if name == OUTPUT else slots[name]
+        tensors |= joined(slot, [rank[name] for rank in ranks], config)
+    return tensors, layers
+
+
+def read_distributed_megatron(tensors: Mapping[str, Stored], config: DecoderConfig, where: str) -> dict[str, Stored]:
+    """The Hugging Face tensors of Megatron's distributed format."""
+    return _joined_part([distributed_part(tensors, config, where)], config, 0, where, begins=True, ends=True)[0]
+
+
+def distributed_part(tensors: Mapping[str, Stored], config: DecoderConfig, where: str) -> Part:
+    """That format as the part of a grid of one rank: its tensors are whole, as a rule those of all layers in one."""
+    part: Part = {}
+    for name, stored in tensors.items():
+        if not name.startswith(("decoder.", "embedding.", "output_layer.")) or "_extra_state" in name:
+            continue  # an optimiser, random states
+        for other, usual in ALSO.items():
+            name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
+        rest = name.removeprefix(LAYER)
+        if name == rest or rest.partition(".")[0].isdecimal():
+            part[name] = stored
+        elif stored.shape[:1] == (config.num_layers,):
+            for index in range(config.num_layers):
+                part[f"{LAYER}{index}.{rest}"] = stored.changed(stored.shape[1:], operator.itemgetter(index))
+        else:
+            raise StorageError(f"{where}: {name} is {stored.shape}, config.json says {config.num_layers} layers")
+    for name in [name for name in part if name.endswith("linear_fc1.weight_w")]:  # gate and up may be set apart
+        gate, up = part.pop(name), part.pop(name[:-1] + "v", None)
+        if up is None or up.shape != gate.shape:
+            raise StorageError(f"{where}: {name} is without its other half")
+        whole = (2 * gate.shape[0], *gate.shape[1:])
+        part[name[:-2]] = Stored(gate.dtype, whole, functools.partial(_stacked, gate, up))
+    return part
+
+
+def _stacked(gate: Stored, up: Stored) -> Tensor:
+    return torch.cat([gate.read(), up.read()])
+
+
+def _layers(part: Mapping[str, Stored], where: str) -> int:
+    numbers = {name.removeprefix(LAYER).partition(".")[0] for name in part if name.startswith(LAYER)}
+    if numbers != {str(index) for index in range(len(numbers))}:
+        raise StorageError(f"{where}: its layers are {listed(sorted(numbers))}, not numbered from 0")
+    return len(numbers)
+
+
+def write_megatron(
+    folder: Path,
+    tensors: Mapping[str, Stored],
+    config: DecoderConfig,
+    grid: ParallelGrid,
+    *,
+    dtype: torch.dtype | None,
+    multiple: int,
+    advance: Callable[[int], None],
+) -> None:
+    """`release/mp_rank_TT_PPP/model_optim_rng.pt` as Megatron-LM loads them; one rank is in memory at a time."""
+    chunks = list(grid.chunks())
+    for stage in range(grid.pipeline):
+        for rank in range(grid.tensor):
+            turns: list[dict[str, Tensor]] = []
+            for number, (turn, at) in enumerate(chunks):
+                if at != stage:
+                    continue
+                first, layers = part_of(config, grid, turn, stage)
+                slots = part_slots(config, first, layers, begins=number == 0, ends=number == len(chunks) - 1)
+                part: dict[str, Tensor] = {}
+                for slot in slots:
+                    own = share(slot, tensors, config, rank, grid.tensor, multiple)
+                    part[slot.name] = own if dtype is None else own.to(dtype)
+                    check_numbers(slot.name, part[slot.name], own.dtype, "the grid")
+                    advance(part[slot.name].nbytes)
+                turns.append(part)
+            rank_folder = folder / "release" / rank_name(rank, stage, grid)
+            rank_folder.mkdir(parents=True)
+            names = ["model"] if grid.virtual == 1 else [f"model{turn}" for turn in range(grid.virtual)]
+            state = dict(zip(names, turns, strict=True))
+            torch.save({"checkpoint_version": VERSION, "iteration": 0, **state}, rank_folder / FILES[1])
+    (folder / LATEST).write_text("release\n", encoding="utf-8")

@@ -1,0 +1,327 @@
+"""The one table between the core and its guests: what each extension brings, by name; nothing is imported.
+
+A guest is loaded when something of it is first named. Other packages bring theirs by an entry point of the group
+`turnwise.extensions` whose value is an `Extension` (examples/extension is one).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+
+from turnwise.errors import PluginError, one_line
+
+GROUP = "turnwise.extensions"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a sampler can do, known before anything of it is imported: `Engine("My sampler.", "mine:MyOpener")`."""
+
+    about: str
+    """What `turnwise config engine.name` says of it."""
+    opener: str
+    """`module:Class`, an `engines.opener.Opener`."""
+    renders: bool = True
+    """Prompts are rendered and tokens counted on our side; an endpoint does that on its own."""
+    trains: bool = True
+    """It gives log-probs and takes weights."""
+    device: str = "own"
+    """Where it computes the model: with our code in this process ("auto", "cpu", "cuda"), by itself ("own"), or ""
+    where it has none."""
+    reads: tuple[str, ...] = ()
+    """Keys of the config that are read only by engines which name them here."""
+
+    @property
+    def here(self) -> bool:
+        """Whether our own code computes the model in this process."""
+        return self.device in ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What one guest brings; each value is `module:object`, or a module where the thing is a module (loops, verbs).
+
+    A verb's module has HELP, add_arguments(parser), run(args), and in GROUP the title it stands under in the help.
+    """
+
+    tools: Mapping[str, str] = field(default_factory=dict)
+    tool_entries: Mapping[str, str] = field(default_factory=dict)
+    """By the key that an entry of a tools file has: what makes tools of the entry."""
+    loops: Mapping[str, str] = field(default_factory=dict)
+    """A bare name instead of `module:object` is another name of a loop of ours."""
+    players: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: the loop that plays rows which name none, once that key is set."""
+    loop_files: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section, which takes a file that names loops: (config) -> a LoopEntry for each name."""
+    users: Mapping[str, str] = field(default_factory=dict)
+    user_files: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section, which takes a file that names users: (config) -> what makes the User of each name."""
+    scorers: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The scorer of a data source that neither the config nor a task covers; `aime*` is each that begins so."""
+    truths: Mapping[str, str] = field(default_factory=dict)
+    """By scorer: what reads a sample's ground truth, asked of every sample before anything is rolled out."""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    learners: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    verbs: Mapping[str, str] = field(default_factory=dict)
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """What `turnwise check NAME` runs: (config) -> a text that is printed and what --json adds."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What a run starts beside itself: (config, folder of runs, command) -> a context manager with a `note`."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """By kind (tool, loop, user, scorer, batch_scorer, dataset): what makes ours of a foreign object, or gives None."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Public names of `turnwise` that are the extension's."""
+    imports: str | None = None
+    """A module with `importing()`, a context to import users' files in, and `advice(error, place)` where that fails."""
+    reaches: tuple[str, ...] = ()
+    """Its tools, and keys of a row's extra_info, that lead to code or an address: a run that was sent needs trust."""
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """Configs of other systems: `turnwise check --from-NAME FILE` is (file, overrides) -> what it composes as ours."""
+    keys: str | None = None
+    """A YAML file, `package:file`, of other systems' keys with what stands for them here: the answer to such a key."""
+    section: str | None = None
+    """The dataclass of its options, `module:Class`; in the config the section is called like the extension."""
+
+
+_COMMON = ("model.precision", "engine.max_batch", "engine.sleep")
+_IN_PROCESS = (*_COMMON, "engine.batch_invariant")
+_GUEST = (*_COMMON, "engine.memory_fraction", "engine.retries", "servers.options")
+_SERVER = (*_GUEST, "servers.addresses", "servers.replicas", "servers.python")
+
+OWN = Engine("", "turnwise.engines.samplers.plugin:PluginOpener", reads=("engine.threads", "engine.retries"))
+"""A sampler of the user's, `module:Class` or `file.py:Class`."""
+
+OURS = {
+    "turnwise": Extension(
+        engines={
+            "auto": Engine(
+                "`cuda` where PyTorch sees a GPU, else `torch`; the plan says which.",
+                "turnwise.engines.in_process:InProcessOpener",
+                device="auto",
+                reads=(*_IN_PROCESS, "engine.memory_fraction", "engine.threads"),
+            ),
+            "torch": Engine(
+                "Our own, in this process on the CPU: token ids and log-probs, as training needs them.",
+                "turnwise.engines.in_process:InProcessOpener",
+                device="cpu",
+                reads=(*_IN_PROCESS, "engine.threads"),
+            ),
+            "cuda": Engine(
+                "Our own, in this process on one NVIDIA GPU: the same, with the learner beside it.",
+                "turnwise.engines.in_process:InProcessOpener",
+                device="cuda",
+                reads=(*_IN_PROCESS, "engine.memory_fraction"),
+            ),
+            "openai": Engine(
+                "An OpenAI-compatible endpoint; evaluation only.",
+                "turnwise.engines.samplers.endpoint:EndpointOpener",
+                renders=False,
+                trains=False,
+                device="",
+                reads=("engine.base_url", "engine.model", "engine.timeout_seconds", "engine.retries"),
+            ),
+            "scripted": Engine(
+                "Lines from `engine.script`: no model; for trying out tools, users and scorers.",
+                "turnwise.engines.samplers.scripted:ScriptedOpener",
+                trains=False,
+                device="",
+                reads=("engine.script",),
+            ),
+        }
+    ),
+    "board": Extension(
+        verbs={"board": "turnwise.ext.board.command", "report": "turnwise.ext.board.report_command"},
+        beside={"board": "turnwise.ext.board.board_process:beside_run"},
+        section="turnwise.ext.board.config:BoardConfig",
+    ),
+    "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
+    "gym": Extension(loops={"gym_env": "turnwise.ext.gym.loop:gym_env"}),
+    "http_env": Extension(
+        loops={"http_env": "turnwise.ext.http_env.loop:http_env"}, tasks={"chat_env": "turnwise.ext.http_env.task:TASK"}
+    ),
+    "mcp": Extension(tool_entries={"mcp": "turnwise.ext.mcp.tools:open_mcp_tools"}),
+    "ray": Extension(
+        places={"ray": "turnwise.ext.ray.placement:RayPlacement"}, section="turnwise.ext.ray.config:RayConfig"
+    ),
+    "research": Extension(
+        tools={
+            "retrieve": "turnwise.ext.research.tools.retrieve:retrieve",
+            "search": "turnwise.ext.research.tools.search:search",
+        },
+        scorers={"cited_answer": "turnwise.ext.research.scoring:cited_answer"},
+        tasks={"deep_research": "turnwise.ext.research.task:TASK"},
+        reaches=("retrieve",),
+    ),
+    "sandbox": Extension(
+        tools={
+            "python": "turnwise.ext.sandbox.tools.python:python",
+            "code_interpreter": "turnwise.ext.sandbox.tools.code_interpreter:code_interpreter",
+        },
+        scorers={"code_tests": "turnwise.ext.sandbox.scoring.code_tests:code_tests"},
+        sources=dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
+        truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:some_cases"},
+        verbs={"sandbox": "turnwise.ext.sandbox.command"},
+        checks={"sandbox": "turnwise.ext.sandbox.command:check"},
+        section="turnwise.ext.sandbox.config:SandboxConfig",
+    ),
+    "servers": Extension(section="turnwise.ext.servers.config:ServersConfig"),
+    "sdk_agents": Extension(
+        loops={"openai_client": "turnwise.ext.sdk_agents.loop:openai_client"},
+        players={"sdk_agents.client": "openai_client"},
+        section="turnwise.ext.sdk_agents.config:SdkAgentsConfig",
+    ),
+    "sglang": Extension(
+        engines={
+            "sglang_server": Engine(
+                "SGLang servers: started here, in an environment of their own, or attached to.",
+                "turnwise.ext.sglang.opener:SglangServers",
+                reads=_SERVER,
+            )
+        }
+    ),
+    "swe": Extension(
+        tools={
+            name: f"turnwise.ext.swe.tools:{name}"
+            for name in ("bash", "edit", "execute_bash", "finish", "str_replace_editor")
+        },
+        scorers={"swe_tests": "turnwise.ext.swe.scoring:swe_tests"},
+        tasks={"swe": "turnwise.ext.swe.task:TASK"},
+        verbs={"swe": "turnwise.ext.swe.command"},
+        checks={"swe": "turnwise.ext.swe.command:check"},
+        section="turnwise.ext.swe.config:SweConfig",
+    ),
+    "tinylook": Extension(
+        tools={"look": "turnwise.ext.tinylook.look:look"},
+        tasks={"tinylook": "turnwise.ext.tinylook:TASK"},
+        models={"tiny_vision": "turnwise.ext.tinylook.model"},
+    ),
+    "trackers": Extension(
+        trackers={
+            "tensorboard": "turnwise.ext.trackers.tensorboard:TensorboardTracker",
+            "wandb": "turnwise.ext.trackers.wandb:WandbTracker",
+            "mlflow": "turnwise.ext.trackers.mlflow:MlflowTracker",
+        },
+        section="turnwise.ext.trackers.config:TrackersConfig",
+    ),
+    "trl": Extension(
+        adapters={
+            "scorer": "turnwise.ext.trl.rewards:scorer",
+            "batch_scorer": "turnwise.ext.trl.rewards:batch_scorer",
+            "tool": "turnwise.ext.trl.tools:tool",
+        }
+    ),
+    "verifiers": Extension(
+        tasks={"verifiers:*": "turnwise.ext.verifiers.task:environment_task"}, reaches=("verifiers",)
+    ),
+    "verl": Extension(
+        imports="turnwise.ext.verl.imports",
+        names={"BaseInteraction": "turnwise.ext.verl.users:BaseInteraction"},
+        loops={"single_turn_agent": "single_turn", "tool_agent": "tool_calling"},
+        loop_files={"verl.agents_file": "turnwise.ext.verl.adapters:loops_of_file"},
+        user_files={"verl.interactions_file": "turnwise.ext.verl.adapters:users_of_file"},
+        scorers={name: f"turnwise.ext.verl.rewards:{name}" for name in ("loop_reward", "verl_default")},
+        sources=dict.fromkeys(
+            ("math_dapo", "math", "math_dapo_reasoning", "hiyouga/geometry3k", "aime*"), "verl_default"
+        ),
+        truths={"verl_default": "turnwise.ext.verl.rewards:some_truth"},
+        adapters={
+            **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("tool", "tool_module", "conversation")},
+            **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("loop", "loop_module", "user")},
+            "scorer": "turnwise.ext.verl.rewards:scorer",
+            "batch_scorer": "turnwise.ext.verl.rewards:batch_scorer",
+            "dataset": "turnwise.ext.verl.datasets:dataset",
+        },
+        verbs={"import-jsonl": "turnwise.ext.verl.import_command"},
+        configs={"verl": "turnwise.ext.verl.config.composing:compose_foreign"},
+        keys="turnwise.ext.verl:keys.yaml",
+        section="turnwise.ext.verl.section:VerlConfig",
+    ),
+    "vllm": Extension(
+        engines={
+            "vllm": Engine(
+                "vLLM in this process; what trains is published to it. Needs vLLM installed beside Turnwise.",
+                "turnwise.ext.vllm.opener:VllmHere",
+                reads=_GUEST,
+            ),
+            "vllm_server": Engine(
+                "vLLM servers: started here, in an environment of their own, or attached to.",
+                "turnwise.ext.vllm.opener:VllmServers",
+                reads=(*_SERVER, "engine.model", "servers.transfer"),
+            ),
+        }
+    ),
+    "weights": Extension(verbs={"weights": "turnwise.ext.weights.command"}),
+}
+
+
+@cache
+def others() -> dict[str, tuple[Extension, str]]:
+    """The extensions of other installed packages by name, each with what pip calls its package."""
+    records: dict[str, tuple[Extension, str]] = {}
+    for entry in entry_points(group=GROUP):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "?"
+        problem = "its name is one of ours" if entry.name in OURS else ""
+        try:
+            record = entry.load()
+            if not isinstance(record, Extension):
+                problem = f"{entry.value} is a {type(record).__name__}, not an Extension"
+        except Exception as error:  # another package's code, run before anything else
+            problem = f"{entry.value} cannot be loaded: {one_line(error)}"
+        if problem or entry.name in records:
+            problem = problem or f"{records[entry.name][1]} has an extension of that name"
+            raise PluginError(f"the extension {entry.name!r} of the package {package}: {problem}; mend or uninstall it")
+        records[entry.name] = record, package
+    return records
+
+
+def extensions() -> dict[str, Extension]:
+    """Ours, and those of other installed packages, by name."""
+    return OURS | {name: record for name, (record, _) in others().items()}
+
+
+def named(kind: str, own: Iterable[str] = ()) -> dict[str, str]:
+    """What extensions bring of a kind (a field of Extension), by its bare name; `own` are names that the core has."""
+    brought: dict[str, str] = {}
+    bringer = dict.fromkeys(own, "Turnwise itself")
+    for extension, record in extensions().items():
+        for name, spec in getattr(record, kind).items():
+            if name in bringer:
+                package = f" of the package {others()[extension][1]}" if extension in others() else ""
+                problem = f"its {kind} have {name!r}, which {bringer[name]} has: rename or uninstall it"
+                raise PluginError(f"the extension {extension!r}{package}: {problem}")
+            brought[name], bringer[name] = spec, f"the extension {extension!r}"
+    return brought
+
+
+def import_hooks() -> list[str]:
+    """The modules that take part in importing users' files."""
+    return [extension.imports for extension in extensions().values() if extension.imports is not None]
+
+
+def engines() -> dict[str, Engine]:
+    """Every engine that has a name."""
+    return {name: engine for extension in extensions().values() for name, engine in extension.engines.items()}
+
+
+def engine(name: str) -> Engine:
+    """The engine of a name, or the user's own; a config whose name is neither is refused when it is read."""
+    return engines().get(name, OWN)
+
+
+def reaching() -> frozenset[str]:
+    """Tools, and keys of rows, by which code or an address is reached."""
+    return frozenset(name for extension in extensions().values() for name in extension.reaches)
+
+
+def adapters(kind: str) -> Iterator[str]:
+    """What makes ours of foreign objects of a kind, in the order of the table."""
+    for extension in extensions().values():
+        if kind in extension.adapters:
+            yield extension.adapters[kind]

@@ -1,1 +1,0 @@
-"""Our agent loops inside verl's trainer, which keeps its data, servers and weights: docs/coming-from-verl.md."""

@@ -1,1 +1,0 @@
-"""Interactions (simulated users), one file each; the file name is the value of `rollout.interaction`."""

@@ -1,0 +1,128 @@
+"""Where sampler, learner, scorers and sandboxes of a run are: on this machine, or where a guest puts them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from turnwise import extensions
+from turnwise.chat.renderer import Renderer
+from turnwise.config import Config
+from turnwise.config.choices import ClusterName
+from turnwise.engines.open import open_pair, open_sampler
+from turnwise.engines.opener import LearnerParts, OpenPair, Say
+from turnwise.engines.samplers.sampler import Sampler
+from turnwise.scoring.service import Runner, make_runner
+from turnwise.system.plugins import load
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What each node of a cluster would hold, and what there is no room for."""
+
+    nodes: list[str]
+    """A line for each node."""
+    short: str | None
+    """What lacks, in one line: who has no place, the run's sum, and the cluster's."""
+    busy: str | None = None
+    """The same of what others have left free at the moment."""
+
+    @property
+    def lacking(self) -> str | None:
+        """Why the run would wait now; None where it would not."""
+        return self.short or self.busy
+
+
+class Placement(Protocol):
+    """Where the parts of a run are, for one config."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the configured engine runs elsewhere than in this process."""
+        ...
+
+    def check(self, *, training: bool = False) -> None:
+        """ConfigError for what cannot be done there, before anything is started."""
+        ...
+
+    def runner(self) -> Runner:
+        """What runs scorers."""
+        ...
+
+    def services(self, say: Say) -> AbstractAsyncContextManager[None]:
+        """Around a run: sandboxes are taken from there, and its news are said."""
+        ...
+
+    def open_sampler(self, renderer: Renderer, say: Say) -> AbstractAsyncContextManager[Sampler]:
+        """The sampler of an evaluation; it is closed on every path."""
+        ...
+
+    def open_pair(self, renderer: Renderer, parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
+        """Sampler and learner of a training; they are ended on every path."""
+        ...
+
+    def plan_lines(self, *, training: bool) -> list[str]:
+        """What the plan says of it."""
+        ...
+
+    async def layout(self, *, training: bool) -> Layout | None:
+        """Which node would hold what; None where there is this machine only."""
+        ...
+
+    async def no_services(self) -> str | None:
+        """Why nothing can be scored or run there now; None where it can."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Everything on this machine."""
+
+    config: Config
+    samples: bool = False
+
+    def check(self, *, training: bool = False) -> None:
+        """There is nothing that a machine refuses to itself."""
+
+    def runner(self) -> Runner:
+        """As `scoring.run` says."""
+        return make_runner(self.config.scoring)
+
+    @asynccontextmanager
+    async def services(self, say: Say) -> AsyncIterator[None]:
+        """None beside those that tools and scorers start themselves."""
+        yield
+
+    @asynccontextmanager
+    async def open_sampler(self, renderer: Renderer, say: Say) -> AsyncIterator[Sampler]:
+        """In this process, or servers that it talks to."""
+        sampler = (await open_sampler(self.config, renderer, say)).sampler
+        try:
+            yield sampler
+        finally:
+            await asyncio.shield(asyncio.ensure_future(sampler.close()))
+
+    def open_pair(self, renderer: Renderer, parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
+        """The learner in this process or in others of this machine."""
+        return open_pair(self.config, renderer, parts, say)
+
+    def plan_lines(self, *, training: bool) -> list[str]:
+        """Nothing: that it is here goes without saying."""
+        return []
+
+    async def layout(self, *, training: bool) -> Layout | None:
+        """There are no nodes."""
+        return None
+
+    async def no_services(self) -> str | None:
+        """Nobody is waited for."""
+        return None
+
+
+def placement_of(config: Config) -> Placement:
+    """Where a config has its parts run."""
+    if config.cluster is ClusterName.none:
+        return Here(config)
+    placement: Placement = load(extensions.named("places")[config.cluster.value], "cluster")(config)
+    return placement
