@@ -8,7 +8,6 @@ import pytest
 
 from turnwise import configure
 from turnwise.commands.cli import main
-from turnwise.config import Config
 from turnwise.config.check import check_config
 from turnwise.config.environment import judge_addresses
 from turnwise.config.knobs import knobs_of
@@ -74,7 +73,7 @@ def test_every_knob_that_holds_texts_is_looked_at() -> None:
     for key, knob in knobs_of(full_config()).items():
         if knob.hint is not str and not knob.is_dict and not knob.is_list:
             continue
-        config = Config()
+        config = full_config()()
         section, _, name = key.rpartition(".")
         value: Any = [WITH[0]] if knob.is_list else {"a": WITH[0]} if knob.is_dict else WITH[0]
         setattr(getattr(config, section) if section else config, name, value)

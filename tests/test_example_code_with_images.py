@@ -16,7 +16,9 @@ from turnwise.config.compose import unread
 from turnwise.data.compose import compose
 from turnwise.data.loader import load_samples
 from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
+from turnwise.engines.opener import opener_of
 from turnwise.ext.servers import gpus as server_gpus
+from turnwise.ext.servers.opener import GuestOpener
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.types import Image
 
@@ -58,7 +60,9 @@ def test_servers_and_learner_share_eight_gpus_in_turn(profile: str, monkeypatch:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rank_devices(config, seen) == tuple(f"cuda:{number}" for number in range(8))
     assert len(set(server_gpus.devices_of(config.servers.replicas, 1))) == 8
-    assert "some are shared" in (server_gpus.check_apart(config, seen) or "")
+    opener = opener_of(config)
+    assert isinstance(opener, GuestOpener)
+    assert "some are shared" in (opener.check_beside_learner(config, seen) or "")
 
 
 def test_the_script_resolves_with_the_environment_and_without_a_gpu(small: tuple[Path, Path], tmp_path: Path) -> None:

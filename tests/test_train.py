@@ -87,8 +87,8 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exa
     for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",
                  "timing_s/gen", "timing_s/update_actor", "timing_s/loop_lag_max", "perf/throughput", "tool_calls/ok", "train/accuracy/arithmetic"):  # fmt: skip
         assert name in steps[0], name
-    said = "sampler and learner log-probs differ by " + ("0 on average" if engine_is_exact else "")
-    assert said in (report.run / "log.txt").read_text()
+    verdict = "are bitwise equal, " if engine_is_exact else "differ by "
+    assert f"sampler and learner log-probs {verdict}" in (report.run / "log.txt").read_text()
     assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
     evaluated = [line for line in lines(report) if "val/accuracy" in line]
     assert len(evaluated) == 2 and all(line["val/accuracy_stderr"] > 0 for line in evaluated)

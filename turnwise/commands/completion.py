@@ -7,7 +7,6 @@ from pathlib import Path
 
 from turnwise.config.knobs import Knob, knobs_of
 from turnwise.config.sections import full_config
-from turnwise.data.task import builtin_tasks, preparable_tasks
 from turnwise.extensions import named
 
 HELP = "print a script that completes commands, options, config keys and values in bash, zsh or fish"
@@ -124,6 +123,8 @@ def _positional(before: list[str], current: str, parser: argparse.ArgumentParser
             case "runs" | "places":
                 yield from _run_directories()
             case "task" if not positional:
+                from turnwise.data.task import preparable_tasks
+
                 yield from preparable_tasks()
 
 
@@ -156,6 +157,8 @@ def _values(key: str, knob: Knob) -> Iterator[str]:
     if knob.takes_null:
         yield "null"
     if key == "task":
+        from turnwise.data.task import builtin_tasks
+
         yield from builtin_tasks()
     if key == "run":
         yield from (path.name for path in _runs())

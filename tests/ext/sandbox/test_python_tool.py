@@ -21,7 +21,8 @@ from turnwise.ext.sandbox.results import Picture
 from turnwise.ext.sandbox.tools.python import PythonTool, input_images
 from turnwise.rollout.toolbox.loading import load_tool
 from turnwise.rollout.toolbox.toolbox import Toolbox
-from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
+from turnwise.rollout.toolbox.schema import ArgumentChecker
+from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.system.code_blocks import program
 from turnwise.types import Image, Sample
 
@@ -192,7 +193,7 @@ def test_verls_name_is_known_and_gets_the_runs_sandbox() -> None:
     assert chosen.schema["function"]["name"] == "code_interpreter"
     assert chosen.timeout > chosen.sandbox.seconds == 3
     with pytest.raises(ToolError):
-        validate(chosen, {"source": "1"})
+        ArgumentChecker.of(chosen.schema, chosen.name).check_now({"source": "1"})
 
 
 def test_a_toolbox_starts_and_stops_it_and_two_can_share_it() -> None:

@@ -255,9 +255,8 @@ def test_all_sessions_together_hold_only_so_much_memory(level, monkeypatch):
     assert again.value == "False"
 
 
-def test_memory_of_this_machine_and_its_groups_is_found():
+def test_memory_for_sessions_is_a_part_of_what_is_free():
     assert 0 < resources.memory_for_sessions() <= free_memory()
-    assert all(str(group).startswith("/sys/fs/cgroup") for group, _, _ in resources._group_limits(Path("/")))
 
 
 @LEVELS
