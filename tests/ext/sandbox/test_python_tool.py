@@ -20,8 +20,8 @@ from turnwise.ext.sandbox.process import SandboxUnavailable
 from turnwise.ext.sandbox.results import Picture
 from turnwise.ext.sandbox.tools.python import PythonTool, input_images
 from turnwise.rollout.toolbox.loading import load_tool
-from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.toolbox.schema import ArgumentChecker
+from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.system.code_blocks import program
 from turnwise.types import Image, Sample
