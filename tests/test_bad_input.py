@@ -84,7 +84,7 @@ def write(**files: str | bytes) -> None:
         ("algorithm.clip_low=nan", "not nan"),
         ("algorithm.entropy=nan", "a finite number"),
         ("learner.lr=nan", "not nan"),
-        ("learner.device=gpu", "must be auto, cpu or cuda"),
+        ("learner.device=gpu", "must be auto, cpu, cuda or cuda:N"),
         ("sandbox.min_level=auto", "is a level"),
         ("scoring.weights.acc=nan", "scoring.weights"),
         ("tracking.to=[wandbb]", "did you mean 'wandb'?"),
@@ -155,10 +155,10 @@ def test_text_that_looks_like_a_number_stays_as_it_was_written() -> None:
 
 
 YAML = {
-    "seed: 1\nseed: 2\n": "the key 'seed' stands twice, again in line 2",
-    "sampling:\n  top_k: 1\n  top_p: 0.5\n  top_k: 2\n": "the key 'top_k' stands twice, again in line 4",
-    "scoring:\n  options:\n    gsm8k: {wrong: 1, wrong: 2}\n": "stands twice",
-    'seed: 1\n"seed": 2\n': "stands twice",
+    "seed: 1\nseed: 2\n": "the key 'seed' appears twice, again in line 2",
+    "sampling:\n  top_k: 1\n  top_p: 0.5\n  top_k: 2\n": "the key 'top_k' appears twice, again in line 4",
+    "scoring:\n  options:\n    gsm8k: {wrong: 1, wrong: 2}\n": "appears twice",
+    'seed: 1\n"seed": 2\n': "appears twice",
     "sampling:\n\ttop_k: 1\n": "not YAML",
     "- a\n": "expected a mapping",
     "hello\n": "expected a mapping",

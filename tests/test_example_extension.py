@@ -75,14 +75,14 @@ def package(folder: Path, name: str, code: str, *, extension: str | None = None)
     [
         ("raise RuntimeError('no licence')", None, "bad_module:EXTENSION cannot be loaded: RuntimeError: no licence"),
         ("EXTENSION = 3", None, "bad_module:EXTENSION is a int, not an Extension"),
-        ("EXTENSION = Extension()", "board", "its name is one of ours"),
+        ("EXTENSION = Extension()", "board", "a built-in extension has this name"),
     ],
 )
 def test_an_entry_point_that_cannot_be_used_is_one_line(
     tmp_path: Path, code: str, extension: str | None, problem: str
 ) -> None:
     done = turnwise(package(tmp_path / "lib", "bad", code, extension=extension), "check", cwd=tmp_path)
-    named = f"the extension {extension or 'bad'!r} of the package bad 2.0: {problem}; mend or uninstall it\n"
+    named = f"the extension {extension or 'bad'!r} of the package bad 2.0: {problem}; fix or uninstall it\n"
     assert (done.returncode, done.stderr) == (2, named)
 
 

@@ -84,7 +84,7 @@ def test_an_interrupt_ends_the_step_and_the_run_can_be_resumed(notebook: Noteboo
     request = notebook.start(f"tw.train(tw.configure('training.steps=1000', {settings}))")
     notebook.until(request, "step 1")
     notebook.interrupt()
-    assert "stopping: the present step ends first" in notebook.until(request)
+    assert "stopping after the current step" in notebook.until(request)
     steps = notebook.run(
         "print(max(int(name.name[5:]) for name in pathlib.Path('runs/second/checkpoints').glob('step_*')))"
     )

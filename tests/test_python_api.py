@@ -142,7 +142,7 @@ async def counts(upto: int) -> Any:
 
 @pytest.mark.parametrize("value", [5, [], {}, b"x", counts])
 def test_no_tool(value: Any) -> None:
-    with pytest.raises(TurnwiseError, match="not a tool|yields"):
+    with pytest.raises(TurnwiseError, match="not a tool|is a generator"):
         tw.tool(value)
 
 

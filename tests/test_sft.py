@@ -279,7 +279,7 @@ def test_a_run_without_a_checkpoint_begins_anew_with_its_own_trajectories(
     shutil.copytree(uninterrupted.run, tmp_path / "r", ignore=shutil.ignore_patterns("checkpoints", "policy"))
     own = read_trajectories(tmp_path / "r" / "trajectories" / "step_000000.parquet")
     asked = config(tmp_path, "sft.steps=6", f"sft.recorded=[{trained}]", "run=r", "resume=auto")
-    with pytest.raises(ConfigError, match="begun with other trajectories"):
+    with pytest.raises(ConfigError, match="started with other trajectories"):
         fine_tune(asked, trajectories=own[1:], console=QUIET)
     report = fine_tune(asked, trajectories=own, console=QUIET)
     assert (report.steps, report.last_loss) == (6, uninterrupted.last_loss)

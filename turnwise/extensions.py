@@ -108,13 +108,13 @@ OURS = {
                 reads=(*_IN_PROCESS, "engine.memory_fraction", "engine.threads"),
             ),
             "torch": Engine(
-                "Our own, in this process on the CPU: token ids and log-probs, as training needs them.",
+                "Turnwise's own sampler, in this process on the CPU; it gives the log-probs that training needs.",
                 "turnwise.engines.in_process:InProcessOpener",
                 device="cpu",
                 reads=(*_IN_PROCESS, "engine.threads"),
             ),
             "cuda": Engine(
-                "Our own, in this process on one NVIDIA GPU: the same, with the learner beside it.",
+                "Turnwise's own sampler, in this process on one NVIDIA GPU, which it can share with the learner.",
                 "turnwise.engines.in_process:InProcessOpener",
                 device="cuda",
                 reads=(*_IN_PROCESS, "engine.memory_fraction"),
@@ -246,7 +246,7 @@ OURS = {
     "vllm": Extension(
         engines={
             "vllm": Engine(
-                "vLLM in this process; what trains is published to it. Needs vLLM installed beside Turnwise.",
+                "vLLM in this process; it gets the new weights after each step. Needs vLLM in Turnwise's environment.",
                 "turnwise.ext.vllm.opener:VllmHere",
                 reads=_GUEST,
             ),
@@ -267,7 +267,7 @@ def others() -> dict[str, tuple[Extension, str]]:
     records: dict[str, tuple[Extension, str]] = {}
     for entry in entry_points(group=GROUP):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "?"
-        problem = "its name is one of ours" if entry.name in OURS else ""
+        problem = "a built-in extension has this name" if entry.name in OURS else ""
         try:
             record = entry.load()
             if not isinstance(record, Extension):
@@ -276,7 +276,7 @@ def others() -> dict[str, tuple[Extension, str]]:
             problem = f"{entry.value} cannot be loaded: {one_line(error)}"
         if problem or entry.name in records:
             problem = problem or f"{records[entry.name][1]} has an extension of that name"
-            raise PluginError(f"the extension {entry.name!r} of the package {package}: {problem}; mend or uninstall it")
+            raise PluginError(f"the extension {entry.name!r} of the package {package}: {problem}; fix or uninstall it")
         records[entry.name] = record, package
     return records
 
@@ -294,7 +294,7 @@ def named(kind: str, own: Iterable[str] = ()) -> dict[str, str]:
         for name, spec in getattr(record, kind).items():
             if name in bringer:
                 package = f" of the package {others()[extension][1]}" if extension in others() else ""
-                problem = f"its {kind} have {name!r}, which {bringer[name]} has: rename or uninstall it"
+                problem = f"{name!r} in its {kind} is already used by {bringer[name]}: rename or uninstall it"
                 raise PluginError(f"the extension {extension!r}{package}: {problem}")
             brought[name], bringer[name] = spec, f"the extension {extension!r}"
     return brought

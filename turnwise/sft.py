@@ -142,7 +142,7 @@ def _prepare(renderer: Renderer) -> Callable[[bytes], Media] | None:
 
 def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations) -> None:
     if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
-        raise ConfigError(f"run {run.name!r} was begun with other trajectories than those given now: give it none")
+        raise ConfigError(f"run {run.name!r} was started with other trajectories: resume it without trajectories")
 
 
 async def _run(
@@ -208,7 +208,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     learned = sum(sequence.policy_tokens for sequence in sequences)
     passes = sum(map(len, islice(shuffled(sequences, sft.batch_tokens, config.seed), steps))) / len(sequences)
     trained = f"LoRA of rank {learner.lora_rank}" if learner.lora_rank else "all weights"
-    early = f"; sft.warmup={sft.warmup} is not over by then" if sft.warmup >= steps else ""
+    early = f"; the warm-up (sft.warmup={sft.warmup}) takes the whole run" if sft.warmup >= steps else ""
     return (
         f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
         f"{passes:.3g} passes; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
@@ -246,7 +246,7 @@ def _load_script(config: Config) -> Script:
     spec = config.sft.script
     script: Script = call(load(spec, "script"), spec, "script", config.seed)
     if not callable(script):
-        raise PluginError(f"script {spec!r} must give a function that speaks, not {type(script).__name__}")
+        raise PluginError(f"script {spec!r} must return a function that writes the turns, not {type(script).__name__}")
     return script
 
 

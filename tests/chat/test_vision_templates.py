@@ -167,7 +167,7 @@ def test_templates_that_do_not_show_every_image_once_are_refused(open_case: Open
 def test_a_processor_that_does_not_fit_says_why_in_one_line(tmp_path: Path, name: str) -> None:
     reasons = {
         "gemma3": "could merge with the text beside them", "paligemma": "could merge with the text beside them",
-        "idefics2": "depends on the text around it", "mllama": "depends on the text around it",
+        "idefics2": "depend on the text around it", "mllama": "depend on the text around it",
         "minicpmv4_6": "cannot be made",
     }  # fmt: skip
     folder = write(UNFIT[name], tmp_path)
@@ -182,7 +182,7 @@ def test_the_token_that_takes_features_is_the_config_s(tmp_path: Path) -> None:
     for written, found in (('{"image_token_id": 7}', 7), ('{"image_token_index": 7}', 7), ("{}", FIRST)):
         (folder / "config.json").write_text(written)
         if found == 7:
-            with pytest.raises(NotShown, match="makes nothing of 64x64 pixels"):
+            with pytest.raises(NotShown, match="gives nothing for 64x64 pixels"):
                 find_image_processor(folder, Tokenizer(folder), None)
             continue
         images = find_image_processor(folder, Tokenizer(folder), None)

@@ -51,7 +51,7 @@ def test_what_is_no_key_is_one_line_and_code_two(capsys: pytest.CaptureFixture[s
 
 def test_a_key_of_verls_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "trainer.save_freq"]) == 0
-    assert "what stands for it: training.save_every" in capsys.readouterr().out
+    assert "is not a Turnwise key; its equivalent: training.save_every" in capsys.readouterr().out
     assert main(["config", "trainer.save_freq", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"trainer.save_freq": {"equivalent": "training.save_every"}}
 

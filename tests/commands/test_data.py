@@ -232,7 +232,7 @@ def test_a_table_is_never_its_own_target(tmp_path: Path, capsys: Any) -> None:
     source = table(tmp_path / "t.parquet", [RED])
     before = source.read_bytes()
     assert main(["data", "extract-images", str(source), "--out", str(tmp_path)]) == 2
-    assert "is the table itself" in capsys.readouterr().err and source.read_bytes() == before
+    assert "is the input file" in capsys.readouterr().err and source.read_bytes() == before
 
 
 def test_help_says_how(capsys: Any) -> None:

@@ -97,10 +97,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ("rollout.concurrency=0", "at least 1"),
         (
             "tensor_parallel_size=1",
-            "unknown key 'tensor_parallel_size': what stands for it here is nothing; servers.options has vLLM's and SGLang's own",
+            "unknown key 'tensor_parallel_size'; its equivalent here: nothing; servers.options has vLLM's and SGLang's own",
         ),
-        ("actor_rollout_ref.rollout.n=4", "what stands for it here is training.group_size"),
-        ("data.val_files=x.parquet", "what stands for it here is data.eval_files"),
+        ("actor_rollout_ref.rollout.n=4", "its equivalent here: training.group_size"),
+        ("data.val_files=x.parquet", "its equivalent here: data.eval_files"),
     ],
 )
 def test_mistakes_on_the_command_line(override: str, expected: str) -> None:

@@ -35,7 +35,7 @@ def test_a_page_says_default_type_range_and_readers() -> None:
     assert str(PAGES["engine.retries"].when).endswith(" or cluster=ray")
     assert PAGES["learner.precision"].takes == "float32 | bfloat16 | null"
     assert PAGES["algorithm.advantage"].choices() == meanings(Advantage)
-    assert PAGES["algorithm.advantage"].choices()["rloo"] == "The mean of the others of its group."
+    assert PAGES["algorithm.advantage"].choices()["rloo"] == "The mean of the other episodes of its group."
 
 
 def test_a_name_is_found_as_key_section_entry_or_verls() -> None:

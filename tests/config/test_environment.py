@@ -58,7 +58,9 @@ def test_data_files_that_are_not_here_are_looked_for(repository: Path, monkeypat
         assert found.config.data.eval_files == there and found.origins["data.eval_files"] == f"environment {name}"
         assert told(found)[name][0].startswith("data.eval_files read there")
     monkeypatch.setenv("DATA_REPO", "/no/such/folder")
-    with pytest.raises(ConfigError, match=r"DATA_REPO=/no/such/folder is no folder.*data.eval_files=sums/rows.jsonl"):
+    with pytest.raises(
+        ConfigError, match=r"DATA_REPO=/no/such/folder is not a folder.*data.eval_files=sums/rows.jsonl"
+    ):
         compose(FILES)
     monkeypatch.setenv("DATA_REPO", str(repository))
     assert compose(["task=null", f"data.eval_files=[{'x' * 5000}]"]).config.data.eval_files == ["x" * 5000]
@@ -124,7 +126,7 @@ def test_the_judges_addresses_and_the_hubs_folder(tmp_path: Path, monkeypatch: p
     assert "s3cret" not in f"{refused.value} {uses(compose().config)}"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="HF_HOME=.*file is no folder, and model.path=somebody/model"):
+    with pytest.raises(ConfigError, match="HF_HOME=.*file is not a folder, and model.path=somebody/model"):
         compose(["model.path=somebody/model"])
     assert told(compose())["HF_HOME"][0].endswith("model.path=tiny is none")
 

@@ -60,7 +60,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no config file nowhere.yaml"):
         compose(["profile=nowhere.yaml"])
     (tmp_path / "what.yaml").write_text("task: gsm8k\nrun: x\n")
-    with pytest.raises(ConfigError, match="a profile says how to run, and task, run what"):
+    with pytest.raises(ConfigError, match="a profile says how to run, not what: take task, run out of it"):
         compose([f"profile={tmp_path}/what.yaml"])
     (tmp_path / "wrong.yaml").write_text("training: {group: 3}\n")
     with pytest.raises(ConfigError, match=r"wrong.yaml: unknown key 'training.group'"):
@@ -75,5 +75,5 @@ def test_another_profile_for_a_run_that_is_resumed_is_refused_and_its_own_is_not
     recorded.write_text("profile: laptop\ntraining:\n  groups: 8\n")
     assert compose(["profile=laptop"], recorded=recorded).config.training.groups == 8
     assert compose([], recorded=recorded).config.profile == "laptop"
-    with pytest.raises(ConfigError, match="profile=one_gpu: the run that is resumed names every key itself"):
+    with pytest.raises(ConfigError, match="profile=one_gpu: a resumed run keeps its own keys"):
         compose(["profile=one_gpu"], recorded=recorded)

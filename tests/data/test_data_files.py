@@ -66,7 +66,7 @@ def test_tables(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("prompt,data_source\n", "has no rows"),
-        ("prompt,prompt\na,b\n", "column 'prompt' stands twice"),
+        ("prompt,prompt\na,b\n", "column 'prompt' appears twice"),
         ("prompt,data_source\na\n", "a.csv:2: 1 cells under 2 columns"),
         ("prompt,data_source\na,b,c\n", "a.csv:2: 3 cells under 2 columns"),
         ('prompt,data_source\n"a,b\n', "not a readable table"),

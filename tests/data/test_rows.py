@@ -151,7 +151,7 @@ def test_parquet_with_bad_utf8_or_a_column_twice(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": bad}), path)
     assert "not a readable parquet file" in refusal(path)
     pq.write_table(pa.table([[1], [2]], names=["x", "x"]), path)
-    assert "column 'x' stands twice" in refusal(path)
+    assert "column 'x' appears twice" in refusal(path)
 
 
 @given(data=st.binary(min_size=1, max_size=60), suffix=st.sampled_from([".jsonl", ".json", ".parquet"]))

@@ -173,7 +173,7 @@ def test_numpy_and_arrow_values_become_plain() -> None:
             {"prompt": [{"role": "user", "content": ["x"]}]},
             "prompt[0].content[0]: expected an object with a type, got text",
         ),
-        ({"data_source": None}, "data_source: missing; data.default_source=NAME names that of rows without one"),
+        ({"data_source": None}, "data_source: missing; data.default_source=NAME sets it for rows without one"),
         ({"data_source": ["a"]}, "data_source: expected text, got a list"),
         ({"data_source": " "}, "data_source: empty"),
         ({"agent_name": float("nan")}, "agent_name: expected text, got a number"),

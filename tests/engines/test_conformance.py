@@ -265,7 +265,7 @@ def test_weights_stream_into_another_model(case: Case, model: PolicyModel) -> No
     assert places == [parameter.data_ptr() for parameter in other.parameters()], "copied in place"
     streamed = list(model.weights())
     name = streamed[-1][0]
-    with pytest.raises(EngineError, match=f"{name} did not come"):
+    with pytest.raises(EngineError, match=f"{name} are missing"):
         other.load(streamed[:-1])
     with pytest.raises(EngineError, match="stranger.weight is no weight here"):
         other.load([("stranger.weight", torch.zeros(1))])
@@ -369,7 +369,9 @@ def test_what_attends_in_a_way_of_its_own_is_refused_by_name(kind: str) -> None:
 def test_logits_that_the_model_makes_otherwise_are_refused() -> None:
     plain = build("qwen3")
     plain.lm_head.register_forward_hook(lambda module, given, made: made * 2 + given[0].sum())
-    with pytest.raises(EngineError, match="Qwen3ForCausalLM with our attention does not give its own logits"):
+    with pytest.raises(
+        EngineError, match="Qwen3ForCausalLM gives other logits with Turnwise's attention than with its own"
+    ):
         TransformersModel(plain)
 
 

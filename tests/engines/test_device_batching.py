@@ -100,7 +100,7 @@ def test_a_cache_that_does_not_fit_is_halved_until_it_does(decoder: Decoder) -> 
 
 
 def test_a_device_without_any_memory_is_named(decoder: Decoder) -> None:
-    with pytest.raises(EngineError, match=r"no room for a cache of keys and values: change engine\.memory_fraction"):
+    with pytest.raises(EngineError, match=r"no GPU memory is left for the KV cache: change engine\.memory_fraction"):
         batcher_of(decoder, [], pages=0)
     batcher = batcher_of(decoder, [], most_rows=0)
     with pytest.raises(EngineError, match=r"no memory left for one of the rows of a decode run"):

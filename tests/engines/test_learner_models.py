@@ -65,7 +65,7 @@ def test_any_model_learns_and_goes_on_from_its_state(kind: str, lora: bool, tmp_
     resumed.load(tmp_path / "state")
     one, two = (some.update([given()], SUPERVISED) for some in (learner, resumed))
     assert one.metrics == two.metrics and resumed.step == learner.step == 3
-    with pytest.raises(EngineError, match="proven to be the sampler's"):
+    with pytest.raises(EngineError, match="proven equal to the sampler's"):
         learner.score(given(), Who.SAMPLER)
     other = learner_of(TransformersModel.read(tmp_path / "base"), lora=not lora)
     with pytest.raises(EngineError, match="of another model: .*lora"):

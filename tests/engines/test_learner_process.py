@@ -98,7 +98,7 @@ def test_errors_of_a_remote_learner_come_back_and_leave_it_usable(tmp_path: Path
     given = batch(made)
     with RemoteLearner(partial(make, lora=True)) as there:
         before = {name: tensor.clone() for name, tensor in there.weights().tensors}
-        with pytest.raises(NotFinite, match="the loss is nan after 0 steps"):
+        with pytest.raises(NotFinite, match="the loss is nan after 0 weight updates"):
             there.update([given, given], Objective("reinforce"))
         with pytest.raises(PluginError, match="broken.*raised AttributeError"):
             there.update([given], Objective(f"{tmp_path}/mine.py:broken"))

@@ -126,7 +126,7 @@ def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_p
 def test_waiting_gradients_are_not_lost_silently(decoder: Decoder) -> None:
     learner = make(decoder, "full")
     accumulate(learner, (torch.arange(42), LENGTHS, INDEX), lambda found: (found.logprobs.sum(), {}))
-    with pytest.raises(EngineError, match="gradients wait"):
+    with pytest.raises(EngineError, match="gradients that no step has used yet"):
         learner.state()
 
 
@@ -192,7 +192,7 @@ def test_files_of_other_formats_and_broken_ones_are_refused_by_name(decoder: Dec
 def test_scores_that_nobody_prepared_are_refused_by_name(decoder: Decoder) -> None:
     case = (torch.arange(42), LENGTHS, INDEX)
     plain = LocalLearner(decoder, LearnerConfig(), temperature=1.0)
-    for who, words in ((Who.REFERENCE, "keep a reference"), (Who.CRITIC, "no critic"), (Who.SAMPLER, "regime")):
+    for who, words in ((Who.REFERENCE, "no reference policy"), (Who.CRITIC, "no critic"), (Who.SAMPLER, "regime")):
         with pytest.raises(EngineError, match=words):
             score(plain, case, who)
     lora = LoraDecoder(decoder, rank=2, alpha=4.0, seed=0)

@@ -293,7 +293,7 @@ def test_what_a_header_says_twice_is_no_reason_to_refuse(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", [b"", b"GG", b"junk" * 99, b"GGUF\x03\0\0\0", b"GGUF" + b"\xff" * 200])
 def test_junk_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "junk.gguf").write_bytes(content)
-    with pytest.raises(EngineError, match=r"junk.gguf is no GGUF file that can be read: [^\n]*$"):
+    with pytest.raises(EngineError, match=r"junk.gguf is not a readable GGUF file: [^\n]*$"):
         choose_implementation(find_model(str(tmp_path / "junk.gguf")), Wanted.auto)
 
 
@@ -365,7 +365,7 @@ def test_a_hostile_header_is_refused_at_once(tmp_path: Path, content: bytes, siz
     path.write_bytes(content)
     if size is not None:
         os.truncate(path, size)  # holes: nothing is written
-    with pytest.raises(EngineError, match="is no GGUF file that can be read"):
+    with pytest.raises(EngineError, match="is not a readable GGUF file"):
         gguf_file.read_header(path)
 
 

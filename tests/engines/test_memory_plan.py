@@ -63,9 +63,11 @@ def test_a_large_model_takes_turns_with_its_cache_and_one_too_large_is_refused_w
     assert (
         found.takes_turns
         and held(found) <= found.usable
-        and "given back while the learner learns" in "\n".join(found.lines())
+        and "freed while the learner learns" in "\n".join(found.lines())
     )
-    with pytest.raises(ConfigError, match=r"lacks .* GiB.*learner.offload=optimizer, learner.optimizer=adamw8bit"):
+    with pytest.raises(
+        ConfigError, match=r": .* GiB are missing.*learner.offload=optimizer, learner.optimizer=adamw8bit"
+    ):
         plan(size=SEVEN, gpu=MIDDLE)
     assert plan("learner.offload=optimizer", size=SEVEN, gpu=MIDDLE).cache > 0
 
@@ -110,10 +112,12 @@ def test_what_is_lacking_is_said_in_full():
     tight = Gpu("tight", 20 * 2**30)
     for knobs in (("training.max_lag=0", "engine.sleep=true"), ("training.max_lag=0", "engine.sleep=false"), ()):
         with pytest.raises(
-            ConfigError, match=r"tight, 20 GiB, engine.memory_fraction=0.9 of it, lacks [1-9][\d.]* GiB"
+            ConfigError, match=r"tight, 20 GiB, engine.memory_fraction=0.9 of it: [1-9][\d.]* GiB are missing"
         ):
             plan(*knobs, size=SEVEN, gpu=tight)
-    with pytest.raises(ConfigError, match=r"lacks 0\.[5-9] GiB for it; what helps: .*a larger engine.memory_fraction$"):
+    with pytest.raises(
+        ConfigError, match=r": 0\.[5-9] GiB are missing; what helps: .*a larger engine.memory_fraction$"
+    ):
         plan("engine.memory_fraction=0.08", gpu=tight, training=None)
 
 
@@ -128,6 +132,6 @@ def test_a_tower_is_counted_among_the_weights_and_trained_only_when_asked_to():
     assert trained.optimizer == 12 * sees.weights
     assert sees.activations(1024, 2, recompute=False) == SMALL.activations(1024, 2, recompute=False)
     assert memory_plan.KEPT_FEATURES == KEPT_BYTES
-    assert found.vision == 2 * 10**8 and "0.2 GiB of it for seeing" in "\n".join(found.lines())
+    assert found.vision == 2 * 10**8 and "0.2 GiB of it for vision" in "\n".join(found.lines())
     both = plan("learner.lora_rank=16", size=sees, training=Training(critic=True), shared=False)
     assert both.others == sees.weights * 4 + SMALL.weights * 8

@@ -34,7 +34,9 @@ def test_the_example_evaluates_and_trains(code: str, tmp_path: Path, capsys: pyt
         said = Path("runs/b/log.txt").read_text()
         capsys.readouterr()
         assert main(["train", "run=b", "resume=auto", "training.steps=2"]) == 2
-    assert f"engine.name={NAME}" in capsys.readouterr().err.split("would have this")[1], "a run folder imports nothing"
+    assert f"engine.name={NAME}" in capsys.readouterr().err.split("asks to import, contact or open this")[1], (
+        "a run folder imports nothing"
+    )
     assert f"engine {NAME}: log-probs as the learner computes them, takes all weights, reads text only" in said
     assert "is not proven" in said and re.search(r"sampler and learner log-probs differ by \S+ on average", said)
     written = [[list(ledger.token_ids) for one in run for ledger in one.segments] for run in (first, again)]
@@ -52,7 +54,7 @@ def test_the_example_evaluates_and_trains(code: str, tmp_path: Path, capsys: pyt
         ({"config, source, tokenizer": "config"}, "eval", "is called with (config, source, tokenizer)"),
         ({"float32)": "float33)"}, "eval", "float33"),
         ({"class Generate": "class Generated"}, "eval", "did you mean 'GeneratedSampler'?"),
-        ({"frozenset({FullWeights})": "frozenset()"}, "train", "takes nothing"),
+        ({"frozenset({FullWeights})": "frozenset()"}, "train", "takes: nothing"),
         ({"Logprobs.SCALED": "Logprobs.NONE"}, "train", "training needs log-probs"),
     ],
 )

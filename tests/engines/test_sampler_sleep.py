@@ -135,7 +135,7 @@ def test_every_token_carries_its_version(decoder: Decoder, regime: Regime) -> No
 def test_weights_that_break_off_end_the_sampler(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         shapes = decoder.weight_shapes()
-        with pytest.raises(EngineError, match="did not come"):
+        with pytest.raises(EngineError, match="are missing"):
             await sampler.publish(FullWeights(shapes, iter(list(decoder.weights())[:3])), 1)
         with pytest.raises(EngineError, match="worker failed"):  # half of the weights may be new
             await write(sampler, "later", [1, 2], SamplingParams(2), NoiseKey(0, 0, "s", 0))

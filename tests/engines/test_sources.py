@@ -86,7 +86,7 @@ def test_folders_and_files_that_are_no_models_say_what_they_are() -> None:
     Path("model.safetensors").touch()
     for path, said in {
         "g": "name its GGUF file: model.path=g/small.gguf",
-        "adapter": "an adapter is not",
+        "adapter": "not an adapter",
         "above": "above/policy is one",
         "pickled": "pytorch_model.bin is a pickle",
         "model.safetensors": "is a file; give the Hugging Face folder",

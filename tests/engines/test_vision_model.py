@@ -184,7 +184,7 @@ def test_a_family_whose_image_tokens_see_each_other_reads_text_only() -> None:
             torch.nn.init.normal_(parameter, std=0.3)
     pixels = np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32)
     media = Media("d", b"", np.full(4, IMAGE), np.ones(4, bool), {"pixel_values": pixels})
-    with pytest.raises(EngineError, match="its tokens may see each other"):
+    with pytest.raises(EngineError, match="image tokens may attend to each other"):
         model.look([media])
     assert logits(model, Shown(np.arange(3, 20), ())).shape == (17, 96)
 

@@ -142,7 +142,7 @@ def test_micro_batches_add_up_in_float32(decoder: Decoder) -> None:
     for part in parts[:2]:
         learner.accumulate(part, lambda tokens, here: (tokens.logprobs.sum(), {}))
     assert {gradient.dtype for gradient in gradients.total().values()} == {torch.float32}
-    with pytest.raises(EngineError, match="gradients wait"):
+    with pytest.raises(EngineError, match="gradients that no step has used yet"):
         learner.state()
 
 

@@ -54,16 +54,16 @@ NULL = "algorithm.old_logprobs=null"  # the arithmetic task takes the sampler's
     ("overrides", "lines"),
     [
         (("training.max_lag=0", NULL),
-         ("max_lag 0", "correction none; ratio to the sampler's log-probs (every token is of the newest weights)")),
+         ("max_lag 0", "correction none; ratio to the sampler's log-probs (every token comes from the newest weights)")),
         (("training.max_lag=2", NULL),
          ("max_lag 2", "correction none; ratio to the sampler's log-probs (tokens may be 2 step(s) old, and the "
-          "loss's own ratio is to the log-probs of their writers)")),
+          "loss compares with the log-probs they were sampled with)")),
         (("training.max_lag=2", "algorithm.old_logprobs=learner"),
          ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
         (("training.max_lag=2", NULL, "algorithm.loss=reinforce"),
          ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
         ((), ("max_lag 1", "correction none; ratio to the sampler's log-probs (tokens may be 1 step(s) old, and the "
-              "loss's own ratio is to the log-probs of their writers)")),
+              "loss compares with the log-probs they were sampled with)")),
         (("training.max_lag=2", NULL, "algorithm.correction=none"),
          ("max_lag 2", "correction none; ratio to the sampler's log-probs (as set)")),
         (("training.max_lag=0", NULL, "algorithm.correction=sequence"),
@@ -82,7 +82,7 @@ def test_the_plan_says_how_old_tokens_may_be_and_what_corrects_it(overrides, lin
 
 def test_options_of_a_correction_that_is_left_out_are_refused():
     for overrides in (("training.max_lag=0", NULL), ("training.max_lag=1",), ("training.max_lag=1", NULL)):
-        with pytest.raises(ConfigError, match="correction_threshold=3.0 is never read: nothing is corrected here"):
+        with pytest.raises(ConfigError, match="correction_threshold=3.0 has no effect: nothing is corrected here"):
             check_training(configure("algorithm.correction_threshold=3", *overrides))
     check_training(
         configure("algorithm.correction_threshold=3", "training.max_lag=1", "algorithm.old_logprobs=learner")

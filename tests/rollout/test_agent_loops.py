@@ -205,7 +205,7 @@ class Classy:
         ("task_functions", {"start": f"{ME}:ids_stat", "obs": f"{ME}:ids_obs"}, "did you mean 'ids_start'"),
         (f"{ME}:own", {"time": 2}, "did you mean 'times'"),
         (f"{ME}:Classy", {}, r"must be written as: async def Classy\(chat\)"),
-        (None, {"rounds": 1}, "rollout.agent_options are those of rollout.agent, which is not set"),
+        (None, {"rounds": 1}, "rollout.agent_options needs rollout.agent, which is not set"),
     ],
 )
 def test_wrong_options_are_refused_before_a_run(agent, options, words):

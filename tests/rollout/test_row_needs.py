@@ -33,10 +33,10 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 REFUSED = {
-    "videos": ({"videos": ["a.mp4"]}, "rows.jsonl row 0: videos: no model is shown it here"),
-    "a video": ({"video": {"path": "a.mp4"}}, "video: no model is shown it"),
-    "audio": ({"audio": {"bytes": "x", "path": None}}, "audio: no model is shown it"),
-    "audios": ({"audios": ["a.wav"]}, "audios: no model is shown it"),
+    "videos": ({"videos": ["a.mp4"]}, "rows.jsonl row 0: videos: only text and images are supported"),
+    "a video": ({"video": {"path": "a.mp4"}}, "video: only text and images are supported"),
+    "audio": ({"audio": {"bytes": "x", "path": None}}, "audio: only text and images are supported"),
+    "audios": ({"audios": ["a.wav"]}, "audios: only text and images are supported"),
     "a video part": ({"prompt": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}, "unknown part type"),
     "an image without a place": ({"images": ["a.png"]}, "1 images for 0 places"),
     "schemas of tools": ({"tools": [WEATHER]}, "sample rows.jsonl:0: its column tools has 'get_weather', which rollout.tools"),
@@ -63,7 +63,7 @@ TOLD = {
     "env_class": ({"env_class": "gsm8k"}, "the column 'env_class'"),
     "system": ({"system": "Be brief."}, "a system message stands in the prompt"),
     "thinking": ({"chat_template_kwargs": {"enable_thinking": False}}, "chat.template_kwargs sets it for all rows"),
-    "<image>": ({"prompt": "<image>What?"}, "<image> in the prompt and no image to stand there"),
+    "<image>": ({"prompt": "<image>What?"}, "<image> in the prompt but no image for it"),
     "<video>": ({"prompt": "<video>What?"}, "<video> in the prompt"),
     "<audio>": ({"prompt": [{"role": "user", "content": "<audio>"}]}, "<audio> in the prompt"),
 }

@@ -94,7 +94,7 @@ def test_no_name_of_a_row_leads_to_code(folder: Path, config: dict[str, Any]) ->
         ({"agent_name": "this:d"}, ("rollout.agent=...", "verl.agents_file=FILE")),
         ({"extra_info": {"interaction_kwargs": {"name": "evil.py:User"}}}, ("verl.interactions_file=FILE",)),
         ({"interaction_kwargs": {"name": "evil.User"}}, ("rollout.interaction=...",)),
-        ({"extra_info": {"tool_selection": ["evil.py:loop"]}}, ("which nobody offers",)),
+        ({"extra_info": {"tool_selection": ["evil.py:loop"]}}, ("which is not available",)),
     ],
 )
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -81,7 +81,7 @@ def test_too_many_hanging_calls_stop_the_run(monkeypatch, one):
     try:
         for _ in range(3):
             assert one(blocks)[1].status is CallStatus.TIMEOUT
-        with pytest.raises(PluginError, match="3 calls of tools or users hang"):
+        with pytest.raises(PluginError, match="3 calls of tools or users still run after their timeout"):
             one(blocks)
     finally:
         release.set()

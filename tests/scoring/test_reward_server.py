@@ -202,7 +202,7 @@ def test_what_names_code_addresses_files_or_levels_is_refused_by_name(tmp_path):
     answers = ask(*(body(scorer=scorer, options=options) for scorer, options in asked))
     for (scorer, options), answer in zip(asked, answers, strict=True):
         told, (option,) = answer.json()["error"], options
-        assert told["name"] == "ConfigError" and "does not come from" in told["text"], (scorer, options, told)
+        assert told["name"] == "ConfigError" and "cannot be set by a client" in told["text"], (scorer, options, told)
         assert repr(option) in told["text"], (scorer, options, told)
     assert not mark.exists()
 
@@ -235,7 +235,7 @@ def test_the_operators_options_hold_and_clients_add_to_them(tmp_path: Path):
     default, scaled, refused = (answer.json() for answer in ask(*bodies, **settings))
     assert (default["reward"], default["parts"]) == (3.0, {"there": 1.0})
     assert (scaled["reward"], scaled["parts"]) == (5.0, {"there": 1.0})
-    assert "'where' does not come from a client" in refused["error"]["text"]
+    assert "'where' cannot be set by a client" in refused["error"]["text"]
     (none,) = ask(body(scorer=other, options={"scale": 5}), **settings)
     assert "it takes none" in none.json()["error"]["text"]
     (allowed,) = ask(body(scorer=other, options={"scale": 5}), **settings, client_options={other: ["scale"]})
@@ -274,7 +274,7 @@ def test_a_client_learns_at_its_start_what_the_server_does_not_take():
         asyncio.run(starting({"base_urls": ["http://127.0.0.1:1/v1"]}))
     with pytest.raises(ConfigError, match="does not serve it: unknown scorer 'judge'"):
         asyncio.run(starting({}, scorers=("gsm8k",)))
-    with pytest.raises(ConfigError, match="refuses the token"):
+    with pytest.raises(ConfigError, match="the token is wrong or missing"):
         asyncio.run(starting({}, token=TOKEN))
 
 

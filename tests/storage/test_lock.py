@@ -111,7 +111,7 @@ def test_without_locks_the_file_is_all_there_is(
     (tmp_path / ".lock").write_text(last.model_dump_json())
     said: list[str] = []
     if refused:
-        with pytest.raises(StorageError, match=rf"process {pid} on .*if that is over, remove .*\.lock"):
+        with pytest.raises(StorageError, match=rf"process {pid} on .*if that process has ended, remove .*\.lock"):
             with holding(tmp_path, "train", said.append):
                 raise AssertionError("it was let in")
         return

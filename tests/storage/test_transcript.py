@@ -110,7 +110,7 @@ def test_failures_and_missing_pieces_are_said() -> None:
     for piece in (
         "failure: the endpoint is gone",
         "reward: none",
-        "no ledger",
+        "no token ids were recorded",
         "(nothing)",
         "before its reply was read",
     ):

@@ -207,7 +207,7 @@ def test_explained_variance_by_hand():
 
 @pytest.mark.parametrize("advantage", [Advantage.grpo, Advantage.dr_grpo, Advantage.rloo])
 def test_a_group_of_one_is_refused_before_anything_runs(advantage):
-    with pytest.raises(ConfigError, match=f"{advantage.value} compares the siblings .* at least 2"):
+    with pytest.raises(ConfigError, match=f"{advantage.value} compares the episodes of a group.* at least 2"):
         check(advantage, group_size=1)
     check(advantage, group_size=2)
 

@@ -141,7 +141,7 @@ def test_where_both_compute_the_same_any_difference_fails() -> None:
         sequence.logprobs = sequence.old_logprobs.copy()
     assert "are bitwise equal" in check_logprob_gap(trained, made, configure(), exact=True)
     made[0].logprobs[2] += 1e-7
-    with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):
+    with pytest.raises(TurnwiseError, match="no difference, since both are proven to compute the same"):
         check_logprob_gap(trained, made, configure("training.max_logprob_gap=1"), exact=True)
 
 

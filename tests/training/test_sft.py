@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     model = decoder()
     with torch.no_grad():
         model.embed.fill_(math.nan)
-    with pytest.raises(TurnwiseError, match=r"nan after 0 steps; lower sft\.lr"):
+    with pytest.raises(TurnwiseError, match=r"nan after 0 weight updates; lower sft\.lr"):
         learn(learner(model), [sequence((1, 2), (1,))], 100)
 
 

@@ -59,7 +59,7 @@ class TemplateForecast:
         remarks = []
         if keeps and self.history is HistoryPolicy.auto:
             remarks.append(
-                f"empty thoughts that the template writes itself come and go ({_names(keeps)}): sampled tokens are kept"
+                f"the template adds and removes empty thoughts ({_names(keeps)}): sampled tokens are kept unchanged"
             )
         elif keeps:
             remarks.append(f"the template rewrites history ({_names(keeps)}): sampled tokens are kept as they are")

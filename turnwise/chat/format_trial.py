@@ -65,7 +65,9 @@ def find_format(named: str | None, tokenizer: Tokenizer, kwargs: dict[str, Any])
             written = written or call.texts[0].strip()
             readers = [name for name in names if _reads(name, call)]
             if named in readers or (named is None and readers):
-                name = named or min(readers, key=order.index)
+                name = named or min(
+                    readers, key=lambda format_: order.index(format_) if format_ in order else len(order)
+                )
                 return FormatChoice(name, "" if named else "it reads the calls that the chat template writes")
     if not written:
         return choose_format(named) if named else by_signs(sources, tokenizer.added_ids)

@@ -147,7 +147,7 @@ def _difference(before: str, after: str) -> str:
     at = max(shared(before, after) - 16, 0)  # with a little of what is still the same
     return (
         "the chat template rewrites history: once a reply follows, earlier text changes from "
-        f"{before[at : at + 60]!r} to {after[at : at + 60]!r}. Tokens that were sampled would no longer be what is "
-        "trained. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=auto (open a "
+        f"{before[at : at + 60]!r} to {after[at : at + 60]!r}. Training would then use other tokens than were "
+        "sampled. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=auto (open a "
         "second sequence where words of the policy change) or chat.history=verbatim (keep the sampled tokens)"
     )

@@ -131,7 +131,7 @@ def expand(encoding: Encoding, markers: Sequence[int], blocks: Sequence[Media]) 
         ids += block.token_ids.tolist()
         offsets += [(start, end)] * len(block.token_ids)
     if places:
-        raise TemplateError("the tokenizer reads the chat template's image marker as something else")
+        raise TemplateError("the tokenizer does not read the chat template's image marker as a token of its own")
     return Encoding(ids, offsets), spans
 
 

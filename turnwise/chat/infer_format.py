@@ -75,15 +75,15 @@ def by_signs(templates: Iterable[str], tokens: Iterable[str]) -> FormatChoice:
     text, vocabulary = "\n".join(templates), set(tokens)
     for name, words in _SIGNS:
         if all(word in text for word in words):
-            return FormatChoice(name, f"the chat template speaks of {' and '.join(words)}, and writes no calls itself")
+            return FormatChoice(name, f"the chat template mentions {' and '.join(words)} but writes no calls itself")
     for name, words in _TOKENS:
         if all(word in vocabulary for word in words):
             return FormatChoice(name, f"the tokenizer has {' and '.join(words)}; the chat template writes no calls")
-    reason = "the chat template writes no calls and speaks of none; set chat.tool_format if it is another"
+    reason = "the chat template neither writes nor mentions calls; set chat.tool_format if this is wrong"
     return FormatChoice(DEFAULT, reason, is_known=False)
 
 
 def sign_order(template: str) -> Sequence[str]:
-    """All formats, first those that the words of a template speak of: which is meant where several read its calls."""
+    """Formats whose words are known, first those that a template mentions: the choice where several read its calls."""
     likely = [name for name, words in _SIGNS if all(word in template for word in words)]
     return list(dict.fromkeys([*likely, *(name for name, _ in reversed(_SIGNS))]))  # the rest: what is common first

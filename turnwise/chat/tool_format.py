@@ -139,8 +139,8 @@ class FunctionFormat:
         """The text a model writes to make this call; TemplateError where it would not be read back as the same."""
         if self.write is None:
             raise PluginError(
-                f"tool format {self.__name__!r} writes no calls, and the chat template is tried with one: give it a "
-                "function of a ToolCall that gives its text, as fmt.write = write"
+                f"tool format {self.__name__!r} cannot write calls, but the template is tested with one: give it a "
+                "function that returns the text of a ToolCall, as fmt.write = write"
             )
         text = self.write(call)
         if not isinstance(text, str):

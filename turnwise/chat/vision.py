@@ -170,7 +170,7 @@ class ImageProcessor:
         ids, outputs = self._call([picture], marker)
         arrays = {name: np.asarray(value) for name, value in outputs.items() if name not in _OF_THE_TEXT}
         if not np.isin(ids, self._feature_ids).any() or not arrays:
-            raise DataError(f"the model's processor makes nothing of {picture.width}x{picture.height} pixels")
+            raise DataError(f"the model's image processor gives nothing for {picture.width}x{picture.height} pixels")
         for array in (ids, *arrays.values()):
             array.flags.writeable = False
         return ids, arrays
@@ -188,7 +188,7 @@ class ImageProcessor:
         if token is None:
             token = self._tokenizer.added_ids.get(getattr(self._processor, "image_token", None) or "")
         if not isinstance(token, int):
-            raise NotShown("the model's processor has no image token, so its images have no place among tokens")
+            raise NotShown("the model's image processor has no image token, so images cannot be put among the tokens")
         return token
 
     def _find_marker(self) -> tuple[str, NDArray[np.int64]]:
@@ -232,8 +232,8 @@ class ImageProcessor:
             at = shared(written, expected)
             became, stands = (self._tokenizer.decode(tokens[max(at - 1, 0) : at + 2]) for tokens in (written, expected))
             raise NotShown(
-                f"what its processor writes for an image depends on the text around it: of {text!r} it makes "
-                f"{became!r} where {stands!r} was to stand"
+                f"its processor's tokens for an image depend on the text around it: for {text!r} it gives "
+                f"{became!r} instead of {stands!r}"
             )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from turnwise.config.compose import Composed
     from turnwise.reports.preflight import Report
 
-HELP = "try everything that can go wrong, load no model; `check sandbox` attacks the sandbox"
+HELP = "check config, data, template, tools and scorers, load no model; `check sandbox` tests the sandbox"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
     for name in named("configs"):
-        text = f"a config of {name}'s, YAML or the script that runs it ('run.sh 8 out' with its words): print ours"
+        text = f"translate a {name} config: a YAML file, or the script with its arguments ('run.sh 8 out')"
         parser.add_argument(f"--from-{name}", type=Path, metavar="FILE", help=text)
     parser.epilog = """\
 examples:

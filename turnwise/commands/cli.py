@@ -27,7 +27,7 @@ examples:
   turnwise eval sampling.temperature=0 --json      greedy; the last line is one JSON object
   turnwise train run=first                         reinforcement learning with checkpoints
   turnwise train run=first resume=auto             resume it
-  turnwise check data.eval_files=test.parquet      try everything that can go wrong, load no model
+  turnwise check data.eval_files=test.parquet      check everything before a run, load no model
   turnwise config training.max_lag                 what a key does and when to touch it
   turnwise show runs/NAME --sample 3               one transcript, coloured by who wrote what
   turnwise board                                   every run under runs/ in the browser, live

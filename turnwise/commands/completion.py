@@ -64,7 +64,7 @@ FOLDERS = {
     "rollout.tools": ("rollout/tools/*.py", "tools"),
 }
 """Keys whose values are the files of a folder of ours, and what extensions bring of a kind."""
-NOT_NAMES = ("__init__", "base", "loading", "sessions", "task_functions", "tool")
+NOT_NAMES = ("__init__", "episode_user", "loading", "task_functions", "tool", "user")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if key is not None and (here := equivalent(key)) is not None:
         answer = {key: {"equivalent": here}}
         sys.stdout.write(
-            json.dumps(answer) + "\n" if args.json else f"{key} is no key here; what stands for it: {here}\n"
+            json.dumps(answer) + "\n" if args.json else f"{key} is not a Turnwise key; its equivalent: {here}\n"
         )
         return 0
     every = pages({task: config_values(task) for task in builtin_tasks()})

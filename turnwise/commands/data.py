@@ -17,9 +17,9 @@ FORMS, CELLS = ("keep", "jpeg", "png"), ("object", "bytes", "base64", "data_url"
 ONLY = {"format": EXTRACT, "workers": EXTRACT, "cell": PACK, "images_from": PACK}
 EPILOG = """\
 extract-images writes DIR/TABLE with a path in the place of each image, and the images under DIR/images. Cells may be
-bytes, {"bytes", "path"}, base64, data URLs or arrays of bytes, one or a list of them. An image is called as
-extra_info.image_file_name or its cell's path says, or else by its content; another picture of that name gets a name of
-its own, and no file is ever replaced. Run again, it writes what is missing.
+bytes, {"bytes", "path"}, base64, data URLs or arrays of bytes, one or a list of them. An image file is named by
+extra_info.image_file_name, else by its cell's path, else by its content. A different image with the same name gets
+another name; no file is ever replaced. Run again, the command writes only the missing files.
 
 pack-images writes DIR/TABLE.parquet with the images that paths name inside it.
 

@@ -13,15 +13,15 @@ from turnwise.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from turnwise.types import Trajectory
 
-HELP = "write the samples of recorded episodes that were solved neither too often nor too rarely"
+HELP = "write the samples of recorded episodes that are not too easy and not too hard"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("places", type=Path, nargs="+", metavar="RUN|FILE", help="runs, or files of trajectories")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .parquet or .jsonl file to write")
-    parser.add_argument("--max-accuracy", type=float, default=1.0, help="drop samples right more often, such as 0.9")
-    parser.add_argument("--min-accuracy", type=float, default=0.0, help="drop samples right less often")
-    parser.add_argument("--min-tries", type=int, default=1, help="keep samples tried less often (default 1)")
+    parser.add_argument("--max-accuracy", type=float, default=1.0, help="drop samples above this accuracy, such as 0.9")
+    parser.add_argument("--min-accuracy", type=float, default=0.0, help="drop samples below this accuracy")
+    parser.add_argument("--min-tries", type=int, default=1, help="keep samples with fewer tries (default 1)")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
 
 

@@ -6,7 +6,7 @@ import sys
 
 from turnwise.commands import add_config, add_json, refuse_unread
 
-HELP = "evaluate with the tools' images blanked, swapped or noised, to tell looking from guessing"
+HELP = "evaluate with the tools' images blanked, swapped or noised, to test if the model uses them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

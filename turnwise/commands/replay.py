@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--edit", default=None, metavar="PLACE",
-        help="turn=2: what was replied to that turn; turn=2,call=1: one of several tool results; turn=2,assistant: the "
+        help="turn=2: the reply to that turn; turn=2,call=1: one of several tool results; turn=2,assistant: the "
         "turn's own words",
     )  # fmt: skip
     parser.add_argument("--with", dest="text", default=None, metavar="TEXT", help="what is said there instead")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.training.sent_runs import check_run, check_sample, check_trust
 
     if (args.edit is None) != (args.text is None):
-        raise ConfigError("--edit says where and --with says what: give both, or none to play it as it was")
+        raise ConfigError("--edit (the place) and --with (the new text) go together: give both, or none for no change")
     edit = None if args.edit is None else Edit.of(args.edit, args.text)
     directory = RunDir.open(args.run_dir)
     check_run(directory, trusted=args.trust_run)

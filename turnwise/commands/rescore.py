@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError
 if TYPE_CHECKING:
     from turnwise.config import Config
 
-TRUST = "import, reach and open what only the run's own config names; for runs that you made or whose maker you trust"
+TRUST = "let the run's own config import code, contact addresses and open files; only for runs that you trust"
 HELP = "score a recorded run again, with another scorer, options or weights, and show what would change"
 
 

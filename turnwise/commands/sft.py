@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
     parser.add_argument(
-        "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
+        "--trust-run", action="store_true", help="resume=auto: let the run's config import code and open addresses"
     )
     parser.epilog = """\
 examples:
@@ -39,7 +39,7 @@ def _refuse_others(origins: Mapping[str, str]) -> None:
     """A key of reinforcement learning on the command line would have no effect; a file may serve both."""
     for key, origin in origins.items():
         if origin == COMMAND_LINE and key.startswith(("training.", "algorithm.", "learner.")) and key not in READ:
-            hint = f"; it has {INSTEAD[key]}" if key in INSTEAD else ""
+            hint = f"; use {INSTEAD[key]}" if key in INSTEAD else ""
             raise ConfigError(f"{key} belongs to reinforcement learning and is not read by turnwise sft{hint}")
 
 

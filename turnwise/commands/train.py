@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
     parser.add_argument(
-        "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
+        "--trust-run", action="store_true", help="resume=auto: let the run's config import code and open addresses"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan, the memory and an estimate of the time; write nothing"

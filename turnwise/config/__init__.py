@@ -19,11 +19,11 @@ class Config:
     """The whole config: what a run is made of, by section."""
 
     task: str | None = knob("arithmetic", path(), reaches("code", is_plugin))
-    """A built-in task, my_task.py or module:NAME; it brings rows, tools, interaction and scorer. Null for none:
-    set it so when data.train_files or data.eval_files and scoring.scorers say everything."""
+    """A built-in task, my_task.py or module:NAME; it gives rows, tools, interaction and scorer. Set it to null
+    when data.train_files or data.eval_files and scoring.scorers say everything."""
     profile: str | None = knob(None, harmless())
-    """How much of a machine there is, as values for other keys: laptop, one_gpu, eight_gpus, several_nodes, or a YAML
-    file of your own. What a config file or the command line says stands over it. Set it first on a new machine, and
+    """Values for other keys that fit a machine: laptop, one_gpu, eight_gpus, several_nodes, or a YAML
+    file of your own. A config file and the command line override it. Set it first on a new machine, and
     look at `turnwise train --dry-run`."""
     run: str | None = knob(None, harmless())
     """Name of the run directory; null makes one from the command and the time. Set it to find, and resume, the run."""
@@ -34,7 +34,7 @@ class Config:
     cluster: ClusterName = knob(ClusterName.none, was("cluster.name"))
     """On which machines samplers, learner, scorers and sandboxes run. Set it to use more than this one."""
     seed: int = knob(0, at_least(0))
-    """Seed of generated samples, shuffling, sampling and tools. Change it to repeat a run with other chances."""
+    """Seed of generated samples, shuffling, sampling and tools. Change it to repeat a run with other random numbers."""
     model: ModelConfig = field(default_factory=ModelConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     data: DataConfig = field(default_factory=DataConfig)

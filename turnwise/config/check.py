@@ -41,7 +41,7 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
     for key in texts_with_userinfo(dataclasses.asdict(config), ""):
         key = key.removeprefix(".")
         variable = next(name for start, name in KEY_OF.items() if key.startswith(start))
-        raise ConfigError(f"{key}: no name or password in an address, since a run keeps and shows it: {variable}")
+        raise ConfigError(f"{key}: no name or password in an address (a run stores and shows it); {variable}")
     if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
         raise ConfigError(
             f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
@@ -57,7 +57,7 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
         raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
     _check_trackers(config.tracking.to)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.learner.device):
-        raise ConfigError(f"learner.device must be auto, cpu or cuda, not {config.learner.device!r}")
+        raise ConfigError(f"learner.device must be auto, cpu, cuda or cuda:N, not {config.learner.device!r}")
     for kind in extension_sections().values():
         if hasattr(kind, "check"):
             section(config, kind).check()

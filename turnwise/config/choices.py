@@ -16,10 +16,10 @@ class HistoryPolicy(enum.Enum):
     """What happens when the chat template would rewrite earlier messages."""
 
     auto = "auto"
-    """A second sequence where words of the policy change (`segment`), its tokens kept where only empty thoughts of the
-    template's own come or go (`verbatim`); the plan says what it found."""
+    """`segment` where the template changes words of the policy, `verbatim` where only empty thoughts of the
+    template's own are added or removed; the plan says which one it takes."""
     refuse = "refuse"
-    """Stop with an error that shows the difference: a run that starts is token by token what the template shows."""
+    """Stop with an error that shows the difference: a run that starts matches the template token by token."""
     verbatim = "verbatim"
     """Keep every token as it was sampled and take only the template's suffix."""
     segment = "segment"
@@ -43,7 +43,7 @@ class Lifecycle(enum.Enum):
     per_call = "per_call"
     """Made for each call and released after it."""
     per_trajectory = "per_trajectory"
-    """Made at the first call of an episode and released with it: it remembers."""
+    """Made at the first call of an episode and released at its end: it keeps state between calls."""
 
 
 class Precision(enum.Enum):
@@ -72,7 +72,7 @@ class WeightTransfer(enum.Enum):
     files = "files"
     """Files in shared memory, or in the runs' folder for servers on other machines."""
     nccl = "nccl"
-    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/engines.md)."""
+    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/ext/vllm.md)."""
 
 
 class ClusterName(enum.Enum):
@@ -123,9 +123,9 @@ class Advantage(enum.StrEnum):
     grpo = "grpo"
     """The mean of its group, in units of the group's sample standard deviation."""
     dr_grpo = "dr_grpo"
-    """The mean of its group; hard and easy groups keep their natural size."""
+    """The mean of its group; advantages are not rescaled by group."""
     rloo = "rloo"
-    """The mean of the others of its group."""
+    """The mean of the other episodes of its group."""
     reinforce_pp = "reinforce_pp"
     """The whole batch: discounted returns, whitened over all policy tokens."""
     remax = "remax"
@@ -136,9 +136,9 @@ class Credit(enum.Enum):
     """Which tokens of a trajectory answer for what."""
 
     uniform = "uniform"
-    """All of them for its reward."""
+    """All its tokens share its reward."""
     turn = "turn"
-    """Also those of each turn for what scoring thought of that turn; see training/turn_credit.py."""
+    """The same, and each turn's tokens also get that turn's own score; see turnwise/training/turn_credit.py."""
 
 
 class PolicyLoss(enum.StrEnum):
@@ -242,7 +242,7 @@ class Decay(enum.Enum):
     """How the learning rate falls after warm-up."""
 
     constant = "constant"
-    """It does not."""
+    """It does not fall."""
     linear = "linear"
     """In a straight line, to the last step."""
     cosine = "cosine"
@@ -277,6 +277,6 @@ class ScoringRun(enum.Enum):
     pool = "pool"
     """In processes of their own, with a timeout each."""
     http = "http"
-    """By a reward server (SWE-Dev's way, for any scorer)."""
+    """By a reward server (SWE-Dev's protocol, for any scorer)."""
     batch = "batch"
     """One call of a function for many trajectories."""

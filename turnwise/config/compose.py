@@ -73,7 +73,7 @@ def compose_with(
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
     profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
     if recorded is not None and profile not in (None, from_run.get("profile")):
-        raise ConfigError(f"profile={profile}: the run that is resumed names every key itself; set those to change")
+        raise ConfigError(f"profile={profile}: a resumed run keeps its own keys; set only the keys to change")
     from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
     beneath = _over(from_task, from_profile)
     config = _hydra(beneath, from_file, list(on_line.values()), config_file or recorded)
@@ -204,7 +204,7 @@ def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
     names = other_names()
     if key in names:
-        raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {names[key]}")
+        raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {names[key]}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 
 
@@ -314,7 +314,7 @@ def _profile_layer(profile: str, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     path = ours.get(profile, Path(profile))
     settings = _read_file(path, knobs)
     if what := [key for key in ("task", "run", "resume", "profile") if key in settings]:
-        raise ConfigError(f"{path}: a profile says how to run, and {', '.join(what)} what: set that beside it")
+        raise ConfigError(f"{path}: a profile says how to run, not what: take {', '.join(what)} out of it")
     return settings
 
 

@@ -89,7 +89,7 @@ def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, s
             config = with_value(config, "trackers.project", project)
             changed["trackers.project"] = PROJECT
     if (home := value(HUB)) is not None and _from_hub(config) and _exists(Path(home)) and not Path(home).is_dir():
-        raise ConfigError(f"{HUB}={home} is no folder, and model.path={config.model.path} is kept in one")
+        raise ConfigError(f"{HUB}={home} is not a folder, and model.path={config.model.path} would be stored there")
     return config, changed
 
 
@@ -147,9 +147,7 @@ def _placed(file: str, key: str) -> tuple[str, str | None]:
     for name, root in roots.items():
         folder = _folder(root)
         if not folder.is_dir():
-            raise ConfigError(
-                f"{name}={root} is no folder, and {key}={file} is not here ({Path.cwd()}) but perhaps there"
-            )
+            raise ConfigError(f"{name}={root} is not a folder, and {key}={file} is not in {Path.cwd()} either")
         if _matches(folder / file):
             return str((folder / file).absolute()), name
     return file, None

@@ -32,17 +32,17 @@ class RolloutConfig:
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
     scripted_answer: str = knob("#### 0", harmless())
-    """What the model's stand-in answers when a run is tried before it begins. Set it where an agent or a scorer reads
-    only answers of a form of its own, such as '{"answer": 0}'."""
+    """The answer used instead of the model's when a run is checked before its start. Set it where an agent or a scorer
+    accepts only answers in a special form, such as '{"answer": 0}'."""
     tools: list[str] = knob([], path(), reaches("code", lambda name: is_plugin(name) or name in reaching()))
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
-    (docs/tools.md). Set it to give it yours."""
+    (docs/tools.md). Set it to offer your own."""
     tool_options: dict[str, Any] = knob({}, harmless())
     """Options by tool, such as {search: {timeout: 20, rate_limit: 5}} or {python: {frame: "<out>{output}</out>"}}
-    (docs/tools.md). Set them for a tool that is slow, scarce or talkative, or whose replies need other words."""
+    (docs/tools.md). Set them for a tool that is slow or limited, or whose replies are long or need a frame."""
     interaction: str | None = knob(None, path(), reaches("code", is_plugin))
     """A simulated user for rows that name none: a built-in name, an extension's, module:function or module:Class. Set
-    it when answers should be replied to; null lets the first answer without a tool call end the episode."""
+    it when answers should get a reply; with null the first answer without a tool call ends the episode."""
     interaction_kwargs: dict[str, Any] = knob({}, only("rollout.interaction", "*"), reaches("network", None))
     """Config of that interaction, such as {max_turns: 2}. Set what the class reads."""
     max_assistant_turns: int | None = knob(16, at_least(1))
@@ -66,7 +66,7 @@ class RolloutConfig:
     """Seconds of one episode, tools included; waiting for a slot or for new weights is not counted. Raise it for slow
     tools."""
     max_reply_tokens: int = knob(1024, at_least(1))
-    """Tokens of a tool's reply; longer ones are cut as `rollout.keep` says. An endpoint keeps its tokenizer to itself:
+    """Tokens of a tool's reply; longer ones are cut as `rollout.keep` says. The tokenizer of an endpoint is not known:
     there a token counts as 4 characters. Raise it for tools that return pages, while the context has room."""
     keep: Keep = Keep.both
     """Which part of an over-long tool reply is kept. Take `tail` when the end matters, as with a traceback."""
@@ -95,13 +95,13 @@ class ScoringConfig:
     """Weight by part: the reward is then the weighted sum of the parts; those not named count fully. Set it when a
     scorer returns several parts that should count differently."""
     run: ScoringRun = ScoringRun.inline
-    """How scorers are run; what they say is the same. Take `pool` for slow or unreliable ones, `http` for a server."""
+    """How scorers are run; the scores are the same. Take `pool` for slow or unreliable ones, `http` for a server."""
     workers: int = knob(0, at_least(0, 4096), only("scoring.run", "pool", "http"))
     """Processes of the pool, or requests under way; 0 takes the number of cores, and 32 requests. Raise it when scoring
     is what a step waits for."""
     timeout: float = knob(30.0, duration())
     """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites. With
-    `inline` it is twenty times as long, since waiting for a sandbox or a judge counts, and one that blocks goes on."""
+    `inline` it is twenty times as long, since waiting for a sandbox or a judge counts; blocking code is not stopped."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
     agent_error: float | None = knob(0.0, any_number())
@@ -122,7 +122,8 @@ class EvalConfig:
     """How an evaluation is run: how many samples and episodes, and what is written."""
 
     samples: int | None = knob(128, at_least(1))
-    """Samples evaluated, from the start; null takes all. Raise it for smaller error bars: they shrink with its root."""
+    """Samples evaluated, from the start; null takes all. Raise it for smaller error bars (four times as
+    many halve them)."""
     group_size: int = knob(1, at_least(1))
     """Episodes per sample. Raise it to measure pass@k, or to average out the sampling."""
     dump_jsonl: str | None = knob(None, harmless())

@@ -28,11 +28,11 @@ class ModelConfig:
 
     path: str = knob("tiny", only_engines("renders"), path(), reaches("network", None))
     """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or a bundled model: `tiny`, or
-    `tiny_vision`, which sees images. Set it first: to the model you want to evaluate or train, or to the folder that
+    `tiny_vision`, which reads images. Set it first: to the model you want to evaluate or train, or to the folder that
     `turnwise sft` or `turnwise train` wrote."""
     implementation: ModelImplementation = knob(ModelImplementation.auto, only_engines("here"))
-    """Whose code computes the model; the plan says which and why. Set it to compare the two, or to `native` to be told
-    what keeps a model from it."""
+    """Which code runs the model; the plan says which one and why. Set it to compare the two, or to `native` to see
+    why a model cannot run natively."""
     trust_remote_code: bool = knob(False, only_engines("renders"), reaches("code", None))
     """Run Python files that come with the model. Set it only for a model that transformers does not have and whose
     code you have read."""
@@ -61,8 +61,8 @@ class ChatConfig:
     reasoning (see docs/history.md). Take `verbatim` when second sequences cost too much, `refuse` to be sure that
     there are none."""
     max_pixels: int | None = knob(1_048_576, at_least(1))
-    """Pixels of an image above which it is made smaller, in its own shape, before the model's processor or an endpoint
-    gets it; null leaves sizes to them. Lower it when images take too many tokens, raise it for small print."""
+    """Images with more pixels are scaled down, keeping their shape, before the model's processor or an endpoint
+    gets them; null changes no size. Lower it when images take too many tokens, raise it for small print."""
     check_share: float = knob(0.0625, share(), only_engines("renders"))
     """The share of finished episodes whose tokens are compared with one full render of their messages; those of the
     first round always are. Set it to 1 with a template that is new to you, when CPU time is no matter."""
@@ -86,12 +86,12 @@ class DataConfig:
         None, only("data.train_files", "*"), also("data.eval_files", "*"), reaches("files", None)
     )
     """A folder or a .tar in which the images that rows name by path are looked for; a tar is read where it lies. Set it
-    when they do not lie beside the data file; a row's own column `images_from` goes before it."""
+    when they do not lie beside the data file; a row's own column `images_from` takes precedence."""
     prompt_key: str = knob("prompt", harmless())
     """The column that holds the messages. Set it when your files call it something else."""
     default_source: str | None = knob(None, harmless())
-    """The data source of rows in files that have no column data_source, such as TRL's: by it scorers are chosen and
-    reports divided. Null refuses such rows."""
+    """The data source of rows in files that have no column data_source, such as TRL's; scorers are chosen and
+    reports are divided by it. Null refuses such rows."""
     max_prompt_tokens: int = knob(1024, at_least(1), only_engines("renders"))
     """Longer first prompts, tools included, are handled by `data.overlong`. Raise it when `turnwise check` counts many
     left out and the model's context has room."""
@@ -112,19 +112,19 @@ class EngineConfig:
     """Most sequences decoded together; null takes 64 on the CPU and 1024 on a GPU, and leaves it to vLLM and SGLang.
     Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
     memory_fraction: float = knob(0.9, more_than(0, 1), only_engines())
-    """The share of the GPU's memory that weights, learner and cache are planned within, and of vLLM or SGLang what it
-    takes for itself; the plan shows who gets what. What PyTorch reserves and does not use, graphs and the context of
-    CUDA come on top: 6 to 10 hundredths of the GPU were measured (0.9 held 98 of 100), and `gpu/memory_gib` counts
+    """The share of the GPU's memory that weights, learner and cache may use; for vLLM or SGLang the share that it
+    takes for itself; the plan shows each part. What PyTorch reserves and does not use, graphs and the context of
+    CUDA come on top: 6 to 10 % of the GPU were measured (with 0.9, 98 % were held), and `gpu/memory_gib` counts
     them. Lower it when other programs, or the learner beside vLLM, need the GPU too."""
     sleep: bool | None = knob(None, only_engines())
-    """Whether the sampler gives its cache back while the learner updates; null does so on a GPU where both do not fit
+    """Whether the sampler frees its cache while the learner updates; null does so on a GPU where both do not fit
     side by side. Set it to true to leave the learner all the memory there is; episodes that run ahead
     (training.max_lag) need it false."""
     threads: int = knob(0, at_least(0, 1024), only_engines())
     """CPU threads; 0 measures and takes the fastest count that gives reproducible sums. Set it on a shared machine, or
     to get the same tokens on machines that would measure differently."""
     batch_invariant: bool | None = knob(None, only_engines())
-    """Whether a conversation's tokens must not depend on what else is computed; null says yes on the CPU and no on a
+    """Whether a conversation's tokens must be independent of the rest of the batch; null is true on the CPU, false on a
     GPU. On the CPU products are padded to shapes that are proven to round alike; take false for speed with large models
     (about twice as fast with few sequences; the native decoder then keeps its weights twice, once laid out for
     products). On a GPU take true to have sampler and learner share kernels that round alike whatever the batch: slower,
@@ -149,7 +149,7 @@ class SamplingConfig:
     """How one assistant turn is drawn."""
 
     temperature: float = knob(1.0, at_least(0, 100))
-    """How evenly tokens are drawn; 0 always takes the likeliest. Use 0 for an evaluation that repeats exactly; leave 1
+    """The sampling temperature; 0 takes the likeliest token. Use 0 for an evaluation that repeats exactly; leave 1
     for training, where the log-probs must be those of the policy itself."""
     top_p: float = knob(1.0, more_than(0, 1))
     """Draw from the likeliest tokens that hold this share of the probability. Lower it for evaluation only: what is cut

@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         for at, key in enumerate(own):
             if key in own[:at]:
                 line = node.value[at][0].start_mark.line + 1
-                raise yaml.YAMLError(f"the key {key!r} stands twice, again in line {line}")
+                raise yaml.YAMLError(f"the key {key!r} appears twice, again in line {line}")
         return super().construct_mapping(node, deep)
 
 

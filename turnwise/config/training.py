@@ -46,8 +46,8 @@ class SftConfig:
     """Weight updates; null goes over the trajectories three times. Set it when the loss has settled earlier or still
     falls at the end."""
     batch_tokens: int = knob(8192, at_least(1))
-    """Tokens of one weight update, those of prompts and tools included. Raise it for a smoother gradient; memory is
-    learner.token_budget's affair."""
+    """Tokens of one weight update, those of prompts and tools included. Raise it for a smoother gradient; memory use
+    depends on learner.token_budget."""
     lr: float = knob(2e-3, more_than(0))
     """Learning rate after warm-up. The default suits the bundled model; large pretrained models need about 1e-5."""
     warmup: int = knob(10, at_least(0))
@@ -60,7 +60,7 @@ class SftConfig:
     recorded: list[str] = knob([], path(), harmless())
     """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
     imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
-    runs/NAME/trajectories/*.parquet. Those of evaluations would teach the test."""
+    runs/NAME/trajectories/*.parquet. Trajectories of evaluations would teach the test."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
 
@@ -77,7 +77,7 @@ class TrainingConfig:
     """Episodes per sample; the others of its group are an episode's baseline. Raise it when most groups are all right
     or all wrong and so teach nothing."""
     epochs: int = knob(1, at_least(1))
-    """Passes over a step's episodes. Raise it when episodes are dear; more than a few overfit them."""
+    """Passes over a step's episodes. Raise it when episodes are expensive; more than a few overfit them."""
     minibatches: int = knob(1, at_least(1))
     """Weight updates per pass. Raise it for faster learning from the same episodes; the clip bounds how far."""
     max_lag: int = knob(0, at_least(0))
@@ -86,10 +86,10 @@ class TrainingConfig:
     the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers, or
     where sampler and learner run in processes of their own (several GPUs, a cluster); on one GPU they share an
     interpreter, and 1 made a step 1.4 times as long as 0. Each further step makes episodes staler (staleness/* on the
-    board); algorithm.correction weighs that by itself. Lower it when the reward falls or the log-prob gap grows."""
+    board); see algorithm.correction. Lower it when the reward falls or the log-prob gap grows."""
     replay_groups: int = knob(0, at_least(0))
     """Recorded groups that later steps may train on again (a replay buffer); 0 keeps none. Those whose rewards differ
-    most are kept. Set it, a few times training.groups, when episodes are dear."""
+    most are kept. Set it, a few times training.groups, when episodes are expensive."""
     replay_share: float = knob(0.25, more_than(0, 0.9), only("training.replay_groups", "*"))
     """The share of a step's groups that comes from the buffer, beside the training.groups new ones. Lower it when the
     reward falls or the log-prob gap grows."""
@@ -128,7 +128,7 @@ class TrainingConfig:
     that is unsure of most tokens has 0.03 there, one that is sure 0.007. Where both are proven to compute the same, any
     difference stops the run. Raise it only when you know where the gap comes from."""
     warn_logprob_gap: float = knob(0.05, at_least(0), was("training.drift"))
-    """Mean difference between them above which a step warns; measured on the first minibatch of every step. Raise it
+    """Mean sampler-learner log-prob gap above which a step warns; measured on each step's first minibatch. Raise it
     when stale episodes (max_lag) make the gap expected."""
 
 
@@ -142,7 +142,7 @@ class AlgorithmConfig:
     credit: Credit = Credit.uniform
     """Which tokens of a trajectory answer for what. Take `turn` when the scorer scores turns."""
     turn_weight: float = knob(0.5, at_least(0), only("algorithm.credit", "turn"))
-    """What a turn's own score is worth beside the reward. Lower it when the policy pleases turn by turn and loses."""
+    """What a turn's own score is worth beside the reward. Lower it when turn scores rise and the reward does not."""
     turn_gamma: float = knob(0.0, share(), only("algorithm.credit", "turn"))
     """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all. Raise it when early
     turns prepare later ones."""
@@ -160,7 +160,7 @@ class AlgorithmConfig:
     """How far above 1 the ratio may rise. Raise it alone (about 0.28) when entropy falls too early; gspo: about
     4e-4."""
     clip_dual: float | None = knob(3.0, more_than(1), only("algorithm.loss", "ppo_clip"))
-    """With a negative advantage the loss is at most this times it; null sets no bound. Seldom worth touching."""
+    """With a negative advantage the loss is at most this times its size; null sets no bound. Rarely needs a change."""
     gamma: float = knob(1.0, share(), only("algorithm.advantage", "gae", "reinforce_pp"))
     """Discount per token. Lower it only when early tokens should answer less for what comes much later."""
     gae_lambda: float = knob(1.0, share(), only("algorithm.advantage", "gae"))
@@ -172,12 +172,12 @@ class AlgorithmConfig:
     """Coefficient of a KL loss against the reference policy; 0 needs no reference. Set it (1e-3) when the model drifts
     from what it could do before; it costs a second copy of the model."""
     kl_loss_estimator: KLEstimator = knob(KLEstimator.k3, only("algorithm.kl_loss", "*"))
-    """How that KL is estimated at a token. Keep k3 unless a recipe names another."""
+    """How the KL of algorithm.kl_loss is estimated at a token. Keep k3 unless a recipe names another."""
     kl_reward: float = knob(0.0, at_least(0))
     """Coefficient of a KL penalty in the reward; 0 needs no reference. Set it instead of kl_loss when following a
     recipe that does."""
     kl_reward_estimator: KLEstimator = knob(KLEstimator.k1, only("algorithm.kl_reward", "*"))
-    """How that KL is estimated at a token. Keep k1 unless a recipe names another."""
+    """How the KL of algorithm.kl_reward is estimated at a token. Keep k1 unless a recipe names another."""
     kl_target: float | None = knob(None, more_than(0), only("algorithm.kl_reward", "*"))
     """The KL that the coefficient is steered to: it grows while the measured KL is above, and shrinks below; null keeps
     it as it is. Set it (0.1) when no fixed coefficient suits the whole run."""
@@ -190,7 +190,7 @@ class AlgorithmConfig:
     old_logprobs: OldLogprobs | None = None
     """Whose log-probs the ratio of the policy loss is taken against; null takes the learner's where
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
-    in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip the sampler's learn better."""
+    in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip, `sampler` learns better."""
     correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
     """Importance weight for the gap between the sampler's log-probs and the learner's. Null chooses: `none` where
     episodes are of the current weights (training.max_lag=0 and no replay) and where the loss's own ratio is to the
@@ -207,7 +207,7 @@ class AlgorithmConfig:
     """Length of the zone before `rollout.max_tokens` in which the reward falls; 0 switches it off. Set it when many
     episodes run into that limit."""
     overlong_penalty: float = knob(1.0, at_least(0), only("algorithm.overlong_tokens", "*"))
-    """What an episode loses at the end of that zone. Set it to the size of your reward."""
+    """The reward lost at the end of the zone of algorithm.overlong_tokens. Set it to the size of your reward."""
 
 
 @dataclass
@@ -234,16 +234,16 @@ class LearnerConfig:
     grad_clip: float = knob(1.0, more_than(0))
     """Largest norm of a gradient; a larger one is scaled down to it. Lower it when the norm on the board has spikes."""
     token_budget: int | None = knob(None, at_least(1))
-    """Tokens of one forward pass; a batch is worked off in as many as it needs. Null takes 8192 on the CPU, and on a
+    """Tokens of one forward pass; a batch is split into as many as it needs. Null takes 8192 on the CPU, and on a
     GPU as many as its memory has room for. Lower it when memory is short: the gradient stays the same."""
     gradient_checkpointing: bool | None = None
-    """Compute activations twice instead of keeping them; null does so on a GPU whose memory is too small for them.
+    """Recompute activations instead of keeping them; null does so on a GPU whose memory is too small for them.
     Switch it on when memory is short; a step takes longer."""
     device: str = knob("auto", harmless())
     """Where gradients are computed: cpu, cuda, one GPU such as cuda:0, or auto, which takes a GPU where PyTorch sees
     one. Set it to cpu to leave a GPU to others."""
     precision: Precision | None = None
-    """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
+    """Format of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
     log-prob gap to the sampler is too large."""
     optimizer: OptimizerName = OptimizerName.adamw
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
@@ -258,8 +258,8 @@ class LearnerConfig:
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
     """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
     train_vision: bool = knob(False, only("learner.lora_rank", "0"))
-    """Train the vision tower and its projector too, of a model that sees. Set it when images are unlike those that the
-    model was trained with; every pass then looks at its images anew."""
+    """Also train the vision tower and projector of a vision model. Set it when images are unlike those that the
+    model was trained with; every pass then encodes its images again."""
 
 
 @dataclass

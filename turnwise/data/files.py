@@ -104,7 +104,7 @@ def _split_of(names: Any, split: Split | None, where: object) -> str:
         if word in plain:
             return word
     wanted = f", none of them {' or '.join(words)}" if words else ""
-    raise DataError(f"{where}: has the splits {', '.join(plain) or 'of nobody'}{wanted}: name the files of one")
+    raise DataError(f"{where}: has the splits {', '.join(plain) or '(none)'}{wanted}: name the files of one")
 
 
 def _of_dataset(folder: Path) -> list[Path]:
@@ -116,7 +116,7 @@ def _of_dataset(folder: Path) -> list[Path]:
     if not names or not all(is_file_name(name) for name in names):
         raise DataError(f"{folder / _STATE}: names no data files")
     if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise DataError(f"{folder}: saved with a selection of rows beside it: save flatten_indices() of it")
+        raise DataError(f"{folder}: saved with a row selection (indices): save the result of flatten_indices() instead")
     return [folder / name for name in names]
 
 

@@ -55,7 +55,7 @@ def _read_message(entry: Any, field: str, images: Iterator[Image], marked: bool,
     if not isinstance(entry, dict):
         raise FieldError(field, f"expected an object with role and content, got {describe(entry)}")
     if "tool_calls" in entry:
-        problem = "calls of an earlier turn stand in `content`, written as the model writes them"
+        problem = "put the calls of an earlier turn into `content`, in the format the model writes"
         raise FieldError(join(field, "tool_calls"), problem)
     for key in entry:
         if key not in _MESSAGE_KEYS:

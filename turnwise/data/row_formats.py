@@ -97,7 +97,7 @@ class _reading:
 
 def _check_names(columns: list[str], path: Path) -> None:
     if twice := sorted({column for column in columns if columns.count(column) > 1}):
-        raise DataError(f"{path}: column {twice[0]!r} stands twice")
+        raise DataError(f"{path}: column {twice[0]!r} appears twice")
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

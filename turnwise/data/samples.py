@@ -71,7 +71,7 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
         raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
     for name in _NOT_SHOWN:
         if values.get(name) not in (None, "", [], {}):
-            raise FieldError(name, "no model is shown it here, only text and images: leave such rows out")
+            raise FieldError(name, "only text and images are supported: leave such rows out")
     content = values.pop(prompt_key)
     cells = reader.of_row(row.file, values.pop(ROOT, None))
     prompt, images = read_prompt(content, prompt_key, values.pop("images", None), cells)
@@ -95,7 +95,7 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
         values["interaction_kwargs"] = interaction_kwargs
     named = values.pop("data_source", None)
     if named is None and default_source is None:
-        raise FieldError("data_source", "missing; data.default_source=NAME names that of rows without one")
+        raise FieldError("data_source", "missing; data.default_source=NAME sets it for rows without one")
     data_source = as_text(default_source if named is None else named, "data_source")
     agent = values.pop("agent_name", None)
     rest = {"extra_info": extra, "reward_model": reward_model}

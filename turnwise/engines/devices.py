@@ -208,8 +208,8 @@ def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples:
         return (device_of(learner.device, visible),)
     if learner.optimizer is OptimizerName.adamw8bit:
         raise ConfigError(
-            f"learner.processes={count}: learner.optimizer=adamw8bit keeps blocks of moments that no shard follows; "
-            "take adamw, whose state is shared out over the processes"
+            f"learner.processes={count}: learner.optimizer=adamw8bit keeps moments in blocks that cannot be sharded; "
+            "use adamw, whose state is sharded over the processes"
         )
     if ":" in learner.device:
         raise ConfigError(f"learner.processes={count} takes a GPU each: set learner.device=cuda, not {learner.device}")

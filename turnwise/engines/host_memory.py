@@ -131,8 +131,8 @@ class Checkpoints:
         """The line of `turnwise plan` about the size and number of checkpoints."""
         best = " beside the best policy" if self.best else ""
         return (
-            f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} what "
-            f"the learner goes on from), and up to {self.most} are there at once{best}: {_size(self.total)}"
+            f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} the "
+            f"learner's state), and up to {self.most} exist at once{best}: {_size(self.total)}"
         )
 
 

@@ -73,9 +73,9 @@ def open_cpu(
         regime=choice.regime,
     )
     measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
-    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
+    say(f"torch engine: {choice.threads} thread(s) (step times by thread count: {measured}); {choice.promise()}")
     if packed:
-        say("torch engine: weights are laid out for the CPU's products, beside the plain ones (twice their memory)")
+        say("torch engine: weights are kept twice, once in a faster layout for the CPU (twice the memory)")
     say(f"torch engine: {sampler.capabilities}")
     return OpenSampler(sampler, choice.threads, choice.proven)
 
@@ -113,11 +113,11 @@ def open_cuda(
         clock=clock,
         say=lambda text: say(f"cuda engine: {text}"),
     )
-    promise = "what a conversation's tokens are depends on rounding, which other conversations in a batch can change"
+    promise = "a conversation's tokens depend on rounding, which other conversations in a batch can change"
     if invariant:
-        promise = "a conversation's tokens do not depend on what else is computed (batch-invariant kernels)"
+        promise = "a conversation's tokens do not depend on the rest of the batch (batch-invariant kernels)"
     elif chosen.batch_invariant and not isinstance(model, Decoder):
-        promise = f"batch-invariant kernels are of the native implementation only: {promise}"
+        promise = f"only the native implementation has batch-invariant kernels: {promise}"
     say(f"cuda engine: {chosen.precision.value}, at most {chosen.max_batch} sequences at once; {promise}")
     say(f"cuda engine: {sampler.capabilities}")
     return OpenSampler(sampler, config.engine.threads or usable_cores())

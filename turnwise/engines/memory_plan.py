@@ -120,7 +120,7 @@ class MemoryPlan:
         learns = bool(self.learning)
         how = ", the sampler's and the learner's" if self.copies == 2 else ", shared by sampler and learner"
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
-        seeing = f", {_gib(self.vision)} of it for seeing" if self.vision else ""
+        seeing = f", {_gib(self.vision)} of it for vision" if self.vision else ""
         yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}{seeing}"
         if self.features:
             yield f"  features     {_gib(self.features)} at most, of images"
@@ -129,11 +129,11 @@ class MemoryPlan:
         if self.others:
             yield f"  others       {_gib(self.others)}, reference and critic"
         if learns:
-            activations = "activations computed twice" if self.recompute else "activations kept"
+            activations = "activations recomputed" if self.recompute else "activations kept"
             yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {activations}"
         if not self.cache:
             return
-        turns = ", given back while the learner learns" if self.takes_turns else ""
+        turns = ", freed while the learner learns" if self.takes_turns else ""
         yield f"  cache        {_gib(self.cache)}, {self.cached_tokens:,} tokens{turns}"
 
     def as_json(self) -> dict[str, float | int | bool | str]:
@@ -209,7 +209,7 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
     facts = facts_of(config)
     size = size_of(facts)
     if size is None:
-        yield "the CPU's: config.json does not tell what the model takes"
+        yield "CPU memory: unknown, config.json does not tell the model's size"
         return
     if samples:
         length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
@@ -218,8 +218,8 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         cache = _size(chosen.max_batch * length * size.cached * itemsize)
         weights = _size(size.weights * itemsize)
         most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        seeing = f" ({_size(size.vision * itemsize)} of it for seeing)" if size.vision else ""
-        yield f"the CPU's, sampler: weights {weights}{seeing}, cache {cache} at most ({most})"
+        seeing = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
+        yield f"CPU memory, sampler: weights {weights}{seeing}, cache {cache} at most ({most})"
     if learns and training is not None:
         learner = config.learner
         trained = size.trained(learner)
@@ -228,7 +228,7 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
         moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
         yield (
-            f"the CPU's, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
+            f"CPU memory, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
             f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
         )
 
@@ -367,7 +367,7 @@ def _paged(length: int) -> int:
 def _does_not_fit(plan: MemoryPlan, short: int, advice: str) -> ConfigError:
     allowed = f"engine.memory_fraction={plan.fraction:g} of it"
     return ConfigError(
-        f"the model does not fit: {plan.gpu}, {allowed}, lacks {_gib(-short)} for it; what helps: {advice}, or a "
+        f"the model does not fit: {plan.gpu}, {allowed}: {_gib(-short)} are missing; what helps: {advice}, or a "
         "larger engine.memory_fraction"
     )
 

@@ -32,7 +32,7 @@ def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> Non
     if not capabilities.updates & ({FullWeights, WeightsFolder, Adapter} if lora else {FullWeights, WeightsFolder}):
         kinds = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
         raise ConfigError(
-            f"training publishes {'' if lora else 'all '}weights after each step: engine={name} takes {kinds}"
+            f"training publishes {'' if lora else 'all '}weights after each step, but engine={name} takes: {kinds}"
         )
 
 

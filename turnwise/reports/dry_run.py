@@ -214,9 +214,7 @@ async def measured_rates(prepared: Prepared, say: Callable[[str], None]) -> Rate
             await engines.publish(1)
         learnt = time.perf_counter()
     lag = "; collecting overlaps with learning where each has a device of its own" if config.training.max_lag else ""
-    source = (
-        f"from {count} groups of {config.training.group_size} played and learnt from just now, warm-up included{lag}"
-    )
+    source = f"measured just now with {count} groups of {config.training.group_size}, warm-up included{lag}"
     collecting, learning = (played - start) / len(trajectories), (learnt - played) / len(trajectories)
     return Rates(collecting + learning, learning if learns else None, collecting, source)
 
@@ -255,11 +253,11 @@ async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
     rates = recorded_rates(config, len(heldout.samples), plan)
     if rates is None and opener_of(config).keeps_weights(config):
         raise ConfigError(
-            "--dry-run: no run of the same work was recorded, and measuring a part of a step would give servers "
-            "that outlive it other weights; `turnwise check` prints the plan without an estimate"
+            "--dry-run: there is no earlier run with these settings, and a measurement would load other weights "
+            "into servers that stay running; `turnwise check` prints the plan without an estimate"
         )
     if rates is None:
-        say("no run of the same work was recorded: a part of a step is played and learnt from now")
+        say("there is no earlier run with these settings: part of a step is run now to measure the time")
         rates = await measured_rates(prepared, lambda text: None)
     estimate = forecast(config, len(heldout.samples), rates, done=0 if status is None else status.step)
     gpu, memory = memory_here(config, beside_policy(config)), tuple(cpu_memory(config, beside_policy(config)))

@@ -272,7 +272,7 @@ def agent_errors(trajectories: Sequence[Trajectory]) -> str | None:
     if not raised:
         return None
     why = f"most often {visible(raised.most_common(1)[0][0][:LONGEST_ERROR])}"
-    return f"the agent raised over what the policy wrote, {why}, in {raised.total()} of {len(trajectories)} episodes"
+    return f"what the policy wrote made the agent fail, {why}, in {raised.total()} of {len(trajectories)} episodes"
 
 
 def ignored_requests(trajectories: Sequence[Trajectory]) -> str | None:
@@ -280,7 +280,7 @@ def ignored_requests(trajectories: Sequence[Trajectory]) -> str | None:
     names = dict.fromkeys(text for trajectory in trajectories for text in trajectory.facts.ignored_requests)
     if not names:
         return None
-    return f"the agent asks for what is not done here (docs/ext/sdk_agents.md): {visible(', '.join(names))}"
+    return f"the agent sets options that are ignored here (docs/ext/sdk_agents.md): {visible(', '.join(names))}"
 
 
 _SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]

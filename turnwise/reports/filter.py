@@ -36,7 +36,7 @@ class Sieve:
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most <= 1:
             raise ConfigError(
-                f"accuracies are shares from 0 to 1, the least first: {self.least:g} and {self.most:g} are not"
+                f"the accuracy limits must be from 0 to 1, the lower one first, not {self.least:g} and {self.most:g}"
             )
         if self.min_tries < 1:
             raise ConfigError(f"the fewest tries must be at least 1, not {self.min_tries}")

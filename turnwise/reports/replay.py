@@ -313,5 +313,5 @@ class ForcedConversation(Conversation):
         wanted = edit.replies(old) if number == edit.turn else old.replies
         texts = [reply.text for reply in live]
         if texts not in ([reply.text for reply in old.replies], [reply.text for reply in wanted]):
-            self._notes.append(f"turn {number} was replied to otherwise this time; up to the edit the record stands")
+            self._notes.append(f"turn {number} got another reply this time; up to the edit the recorded one is used")
         return list(wanted)

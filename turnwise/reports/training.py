@@ -62,7 +62,8 @@ class TrainReport(Printable):
         idle = sum(not step.has_signal for step in self.rewards)
         if not idle:
             return []
-        problem = f"{idle} of {len(self.rewards)} steps had nothing to learn from: all rewards compared were the same"
+        reasons = "equal rewards, no gradient or no usable episode"
+        problem = f"{idle} of {len(self.rewards)} steps had no learning signal: {reasons}"
         return [f"{problem} (`turnwise show {self.run}` shows an episode)" if idle == len(self.rewards) else problem]
 
     def as_json(self) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def leave_out_stale(groups: Sequence[Group], version: int, max_lag: int) -> int:
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         age = age_of(trajectory, version)
         if trajectory.failure is None and age > max_lag:
-            trajectory.failure = f"stale: tokens of weights {age} step(s) old, training.max_lag={max_lag}"
+            trajectory.failure = f"stale: its weights are {age} step(s) old, more than training.max_lag={max_lag}"
             trajectory.reward, trajectory.parts = None, {}
             stale += 1
     return stale

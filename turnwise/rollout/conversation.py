@@ -150,7 +150,7 @@ class Conversation:
         """
         self._check_free()
         if self.by_ids:
-            raise PluginError("the agent loop drives one conversation by ids and by messages: fork it for the other")
+            raise PluginError("the agent loop uses one conversation by ids and by messages: fork it and use one each")
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self._opened:
@@ -178,7 +178,7 @@ class Conversation:
         """
         self._check_free()
         if self._opened and not self.by_ids:
-            raise PluginError("the agent loop drives one conversation by messages and by ids: fork it for the other")
+            raise PluginError("the agent loop uses one conversation by messages and by ids: fork it and use one each")
         self.by_ids = True
         if not self._opened:
             await self._open()

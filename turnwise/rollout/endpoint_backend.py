@@ -28,7 +28,7 @@ from turnwise.types import (
 if TYPE_CHECKING:
     from turnwise.engines.samplers.endpoint import EndpointReply
 
-NO_IDS = "the agent loop generates from token ids, and an endpoint speaks text only: take an engine of your own model"
+NO_IDS = "the agent loop generates from token ids, but an endpoint takes only text: use an engine with token ids"
 
 
 class Endpoint(Protocol):

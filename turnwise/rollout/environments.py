@@ -104,7 +104,7 @@ def _answers(calls: Sequence[ToolCall], replies: Sequence[Message], records: lis
     answers = []
     for reply in replies:
         if reply.role is Role.ASSISTANT:
-            raise EpisodeError("the environment speaks as the assistant; only the policy does")
+            raise EpisodeError("the environment sent an assistant message; only the policy may")
         if reply.role is not Role.TOOL:
             answers.append(reply)
             continue

@@ -285,7 +285,7 @@ def row_notices(samples: Sequence[Sample], agents: Sequence[str], tools: Mapping
                 counts[f"the column {column!r}, which is not read here: {instead}"] += 1
         for mark in _MARKS:
             if any(mark in text for text in _texts(sample)) and not (mark == MARKER and sample.images):
-                counts[f"{mark} in the prompt and no {mark[1:-1]} to stand there: it stays plain text"] += 1
+                counts[f"{mark} in the prompt but no {mark[1:-1]} for it: it stays plain text"] += 1
     return [f"{count} samples have {text}" for text, count in counts.items()] + _blind_tools(samples, tools)
 
 

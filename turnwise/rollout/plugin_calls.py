@@ -117,7 +117,7 @@ def check_leaked() -> None:
         entry for entry in _leaked if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
     ]
     if len(_leaked) >= MAX_LEAKED:
-        raise PluginError(f"{MAX_LEAKED} calls of tools or users hang although their time has passed")
+        raise PluginError(f"{MAX_LEAKED} calls of tools or users still run after their timeout")
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -170,7 +170,7 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     if task.rows is None:
         raise ConfigError(f"task={spec} reads files: make them with `turnwise prepare {spec}`, then set data.{key}")
     if limit is None and task.endless:
-        raise ConfigError(f"the {spec} task has no end: set eval.samples to a number")
+        raise ConfigError(f"the {spec} task makes endless rows: set training.samples and eval.samples to a number")
     generated = call(lambda: list(islice(rows_of(task, spec, split, config.seed), limit)), spec, "task")
     return [
         to_sample(as_row(values, Path(split), number, f"{spec}/{split}"), prompt_key=config.data.prompt_key)

@@ -38,6 +38,6 @@ def check_client_options(scorer: str, options: Mapping[str, Any], allowed: froze
             ScorerSpec(scorer, {key: value}).make()  # a misspelt one is said to be that
             hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
             raise ConfigError(
-                f"scorer {scorer}: the option {key!r} does not come from a client ({hint}); it is set where the "
+                f"scorer {scorer}: the option {key!r} cannot be set by a client ({hint}); set it where the "
                 "server is started: RewardServerSettings.options"
             )

@@ -117,7 +117,7 @@ def _demand_signature(function: Callable[..., Any], name: str) -> None:
 def _refused(name: str, parameters: Mapping[str, inspect.Parameter]) -> PluginError:
     return PluginError(
         f"scorer {name} takes ({', '.join(map(str, parameters.values()))}); it must take (trajectory), and after it "
-        "options by name that have defaults or values in scoring.options; no extension knows it as one of its kind"
+        "options by name that have defaults or values in scoring.options; no extension accepts its form either"
     )
 
 

@@ -61,11 +61,13 @@ class Scoring:
         named = {source: spec_for(source, config.scorers, task_scorers) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
-            raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
+            raise ConfigError(
+                f"scoring.scorers names a source of no sample: {unknown('data source', min(unused), sources)}"
+            )
         idle = {key for key in config.options if not any(_means(key, name) for name in named.values())}
         if idle:
             hint = unknown("scorer", min(idle), named.values())
-            raise ConfigError(f"scoring.options: no data source has the {hint}")
+            raise ConfigError(f"scoring.options names a scorer that no data source uses: {hint}")
         scorers = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
         return cls(runner, {source: _as_configured(scorers[name], config) for source, name in named.items()})
 

@@ -60,10 +60,10 @@ class Shipped:
 
     def __str__(self) -> str:
         if self.is_last:
-            return f"policy is that of step {self.last.step}, the last"
+            return f"policy has the weights of step {self.last.step}, the last"
         percent = [f"{evaluated.accuracy:.1%} ± {evaluated.stderr:.1%}" for evaluated in (self.policy, self.last)]
         return (
-            f"policy is that of step {self.policy.step} with accuracy {percent[0]}: the last, of step "
+            f"policy has the weights of step {self.policy.step}, accuracy {percent[0]}: the last step, "
             f"{self.last.step}, has {percent[1]}. The best of several evaluations is a little too high"
         )
 

@@ -113,7 +113,7 @@ def shown(result: Differences) -> Group:
     else:
         parted = result.parted
         where = f"segment {parted.segment}, token {parted.token}, turn {parted.turn}"
-        lines.append(Styled(f"the tokens part at {where}", style="bold yellow"))
+        lines.append(Styled(f"the tokens differ from {where} on", style="bold yellow"))
     for entry in result.said:
         if entry.same:
             continue

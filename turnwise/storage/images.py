@@ -137,7 +137,7 @@ def prepare_again(folder: Path, trajectories: Iterable[Trajectory], prepare: Cal
             raise StorageError(f"{folder}: the image images/{media.digest} of an episode is gone or damaged")
         prepared = prepare(content)
         if prepared.digest != media.digest:
-            raise ValueError("it is made smaller, by another chat.max_pixels")
+            raise ValueError("it is scaled differently, because chat.max_pixels has changed")
         return prepared
 
     for ledger in [ledger for trajectory in trajectories for ledger in trajectory.segments if ledger.media]:

@@ -88,7 +88,7 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None]) -> bool:
             raise cannot("lock", path, error) from error
         last = _holder(descriptor)
         if last is not None and not _is_over(last):
-            raise StorageError(f"{_refusal(path, last)}; if that is over, remove {path}") from error
+            raise StorageError(f"{_refusal(path, last)}; if that process has ended, remove {path}") from error
         say(f"{path.parent} is on a file system without locks ({error.strerror}): a second writer may not be noticed")
     try:
         named, mine = os.stat(path), os.fstat(descriptor)

@@ -188,7 +188,7 @@ def _account(trajectory: Trajectory) -> Styled:
     line = Styled.assemble(("tokens: ", "bold"))
     if not trajectory.segments:
         written = sum(turn.completion_tokens for turn in trajectory.every_turn)
-        return line.append(f"{written} written, counted by the endpoint; no ledger")
+        return line.append(f"{written} written, as counted by the endpoint; no token ids were recorded")
     counts = origin_counts(trajectory.segments)
     for origin, count in counts.items():
         line.append(f"{origin.name.lower()} {count}", style=STYLES[origin]).append(", ")

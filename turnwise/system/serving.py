@@ -164,7 +164,7 @@ class Gate:
         if self._token is not None and scope["path"] not in self.open_paths and not self.knows(headers, self._token):
             return refuse(401, "this server needs its token", {"WWW-Authenticate": "Bearer"})
         if scope["method"] == "POST" and not _is_json(headers.getlist("content-type")):
-            return refuse(415, "a body is JSON and says so: Content-Type: application/json", {"Connection": "close"})
+            return refuse(415, "the body must be JSON, with Content-Type: application/json", {"Connection": "close"})
         return None
 
     def knows(self, headers: Headers, token: str) -> bool:
@@ -223,7 +223,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return refuse(400, "the client went away before its body had come")
+                        return refuse(400, "the client disconnected before the body was complete")
                     piece = message.get("body", b"")
                     body += piece
                     self._held += len(piece)

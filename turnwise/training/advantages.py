@@ -40,7 +40,7 @@ def check(
     """Refuse choices that cannot work, before anything is rolled out."""
     if advantage in GROUP_BASELINES and group_size < 2:
         raise ConfigError(
-            f"{advantage} compares the siblings of a group and a group of {group_size} has none: "
+            f"{advantage} compares the episodes of a group, and a group of {group_size} has no others: "
             "use a group size of at least 2, or gae, reinforce_pp or remax"
         )
     if credit is Credit.turn and advantage not in GROUP_BASELINES and not is_plugin(advantage):

@@ -33,7 +33,7 @@ def check_training(config: Config) -> None:
     )
     check_correction(config)
     if algorithm.overlong_tokens and config.rollout.max_tokens is None:
-        raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
+        raise ConfigError("algorithm.overlong_tokens needs rollout.max_tokens, which is not set")
     if training.minibatches > training.groups * training.group_size:
         raise ConfigError(
             f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
@@ -68,7 +68,7 @@ def check_fine_tuning(config: Config) -> None:
     if not extensions.engine(config.engine.name).trains:
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
     if config.cluster is not ClusterName.none:
-        raise ConfigError(f"fine-tuning runs on this machine: cluster={config.cluster.value} is for rollouts")
+        raise ConfigError(f"fine-tuning runs on this machine only, not with cluster={config.cluster.value}")
     if config.model.precision not in (None, Precision.float32):
         raise ConfigError(
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "

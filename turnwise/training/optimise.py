@@ -196,11 +196,11 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
     if most == 0.0 if exact else (mean <= accepted and tail <= GAP_TAIL * accepted):
         verdict = f"are bitwise equal, {size}" if most == 0.0 else f"differ by {gap}"
         return f"sampler and learner log-probs {verdict}"
-    limits = "they are proven to compute the same, so nothing" if exact else f"a mean of {accepted:g}"
+    limits = "no difference, since both are proven to compute the same" if exact else f"a mean of {accepted:g}"
     raise TurnwiseError(
         f"sampler and learner disagree: their log-probs differ by {gap}; accepted is {limits}, and training would be "
-        "off-policy without knowing it (learner.precision=float32 is closest; training.max_logprob_gap is what you "
-        "accept, and algorithm.correction corrects it)"
+        "off-policy unnoticed (learner.precision=float32 is closest; training.max_logprob_gap sets what is accepted "
+        "where nothing is proven)"
     )
 
 

@@ -34,7 +34,7 @@ def check_given(run: RunDir | None, parts: Mapping[str, str], *, eval_files: Seq
             f"run {run.name!r} was given {was} by the program that began it, and now {now}: resume it in Python, with "
             "turnwise.train(config, ...) and the same arguments"
             if before
-            else f"run {run.name!r} was begun without arguments of a program and is now given {now}: resume it without"
+            else f"run {run.name!r} was started without Python arguments and is now given {now}: resume it without them"
         )
 
 

@@ -55,7 +55,7 @@ class ResumableRun(Run, Generic[S]):
         """SIGTERM and SIGINT end the run after what it is doing; a second one ends it at once."""
 
         def stop() -> None:
-            self.note("stopping: the present step ends first (again: at once)")
+            self.note("stopping after the current step (a second signal stops at once)")
             self.stopping.set()
 
         with first_signal(stop):
@@ -78,7 +78,7 @@ class ResumableRun(Run, Generic[S]):
         self.write_config()
         self.status.at(step)
         if checkpoint is None:
-            self.note("no checkpoint to resume from: starting at step 0; what was recorded is under abandoned/")
+            self.note("no checkpoint to resume from: starting at step 0; earlier records were moved to abandoned/")
         else:
             self.note(f"resumed from {checkpoint.folder.name}: {step} steps done")
 

@@ -205,8 +205,8 @@ def _refuse(run: RunDir, entries: list[str]) -> None:
     names = "; ".join(entry if len(entry) <= LONGEST else entry[:LONGEST] + "..." for entry in entries[:MOST_NAMED])
     more = f"; and {len(entries) - MOST_NAMED} more" if len(entries) > MOST_NAMED else ""
     raise ConfigError(
-        f"{run.path / CONFIG} would have this imported, reached or opened: {names!r}{more}. If you made this run or "
-        f"trust whoever did, add {FLAG}; or say it yourself on the command line"
+        f"{run.path / CONFIG} asks to import, contact or open this: {names!r}{more}. If you made this run or "
+        f"trust whoever did, add {FLAG}; or set these keys on the command line"
     )
 
 

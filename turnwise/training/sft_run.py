@@ -91,7 +91,7 @@ class SftRun(ResumableRun[SftState]):
         elif self.stopping.is_set():
             end, reason = State.STOPPED, "stopped by a signal"
         elif minutes is not None and self.seconds() >= 60 * minutes:
-            end, reason = State.STOPPED, f"training.max_minutes={minutes:g} are used"
+            end, reason = State.STOPPED, f"training.max_minutes={minutes:g} reached"
         self.status.end, self.status.reason = end, reason
         return not reason
 

@@ -45,11 +45,11 @@ def treatment(config: Config) -> Treatment:
         needed = old > 0 and not clipped and logprobs is not OldLogprobs.sampler
         correction = Correction.token if needed else Correction.none
         if old == 0:
-            why = "every token is of the newest weights"
+            why = "every token comes from the newest weights"
         elif needed:
             why = f"tokens may be {old} step(s) old"
         else:
-            why = f"tokens may be {old} step(s) old, and the loss's own ratio is to the log-probs of their writers"
+            why = f"tokens may be {old} step(s) old, and the loss compares with the log-probs they were sampled with"
     if logprobs is None:
         logprobs = OldLogprobs.sampler if correction is Correction.none else OldLogprobs.learner
     return Treatment(logprobs, correction, why)
@@ -67,7 +67,7 @@ def unbounded(config: Config) -> str | None:
     else:
         return None
     return (
-        f"episodes may be {old} step(s) old and {reason}: nothing bounds how far a stale episode pushes, and such a "
+        f"episodes may be {old} step(s) old and {reason}: nothing limits the effect of a stale episode, and such a "
         "run can collapse; set algorithm.old_logprobs=learner algorithm.correction=token"
     )
 
@@ -79,7 +79,7 @@ def check_correction(config: Config) -> None:
     for name in ("correction_mode", "correction_threshold"):
         if (value := getattr(config.algorithm, name)) != getattr(AlgorithmConfig, name):
             raise ConfigError(
-                f"algorithm.{name}={getattr(value, 'value', value)} is never read: nothing is corrected here "
+                f"algorithm.{name}={getattr(value, 'value', value)} has no effect: nothing is corrected here "
                 f"({treatment(config).why}); set algorithm.old_logprobs=learner and algorithm.correction=token"
             )
 

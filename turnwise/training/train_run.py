@@ -209,9 +209,9 @@ class TrainRun(ResumableRun[RunState]):
         elif training.target is not None and progress.best is not None and progress.best >= training.target:
             reason = f"the target of {training.target:.0%} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
-            end, reason = State.STOPPED, f"training.max_minutes={training.max_minutes:g} are used"
+            end, reason = State.STOPPED, f"training.max_minutes={training.max_minutes:g} reached"
         elif training.max_tokens is not None and progress.tokens >= training.max_tokens:
-            end, reason = State.STOPPED, f"training.max_tokens={training.max_tokens} are used"
+            end, reason = State.STOPPED, f"training.max_tokens={training.max_tokens} reached"
         self.status.end, self.status.reason = end, reason
         return not reason
 

@@ -54,7 +54,7 @@ def test_a_run_that_is_no_probe_has_none(run_dir, make):
     table.refresh(None)
     assert read_probe(run_dir) is None
     assert conversation(run_dir, table, "trajectories/step_000001", 0)["probes"] == {}
-    with pytest.raises(NotThere, match="no probe"):
+    with pytest.raises(NotThere, match="is not a probe"):
         probe(run_dir, table)
 
 

@@ -141,7 +141,7 @@ def test_running_becomes_stalled_after_two_minutes_or_ten_steps(tmp_path):
     for quiet, state in ((119, DisplayedState.RUNNING), (121, DisplayedState.STALLED)):
         a_status(quick, now, updated=now - quiet)
         assert status_of(quick, now).state is state, quiet
-    assert "no word for 121 s" in status_of(quick, now).reason
+    assert "no sign of life for 121 s" in status_of(quick, now).reason
     fresh = a_run(tmp_path, "fresh")  # no step yet: it loads a model, or plays an evaluation
     for quiet, state in ((1700, DisplayedState.RUNNING), (1900, DisplayedState.STALLED)):
         a_status(fresh, now, updated=now - quiet)

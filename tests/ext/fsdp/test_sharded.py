@@ -315,7 +315,7 @@ def test_an_error_on_one_rank_is_the_learners_and_changes_nothing(
     poisoned = batches(0)
     assert poisoned[1].advantages is not None
     poisoned[1].advantages[-1] = np.nan  # of one trajectory, so of one rank
-    with pytest.raises(NotFinite, match="the loss is nan after 0 steps"):
+    with pytest.raises(NotFinite, match="the loss is nan after 0 weight updates"):
         there.update(poisoned, OBJECTIVE)
     with pytest.raises(NotFinite, match="gradient has norm"):
         there.update(batches(0, advantages=1e35), Objective("reinforce"))
@@ -345,7 +345,9 @@ def test_ranks_that_hang_are_ended_with_where_they_were(models: Path, tmp_path: 
     ranks = LocalRanks(["cpu"])
     learner = ShardedLearner(ranks, setup_of(CASES["native"], models))
     ranks._limit = 2.0  # opening them may take longer on a busy machine
-    with pytest.raises(RankLost, match=r"hangs in `accumulate`.*no rank of 1 has come further for 2 s.*mine.py:4 in s"):
+    with pytest.raises(
+        RankLost, match=r"hangs in `accumulate`.*no rank of 1 has made progress for 2 s.*mine.py:4 in s"
+    ):
         learner.update(batches(0), Objective(f"{tmp_path}/mine.py:stuck"))
     assert gone(pids(ranks))
 
@@ -357,7 +359,7 @@ def test_a_rank_is_silent_or_does_not_come_further_or_neither() -> None:
     time.sleep(0.06)
     watch.note(0, Beat(1, "a.py:1 in a"))
     assert "rank 1 of 2 has given no sign of life for 0.05 s (fsdp.hang_seconds)" in str(watch.hangs([0, 1]))
-    assert "come further" in str(watch.hangs([0])) and "rank 0 is at a.py:1 in a" in str(watch.hangs([0]))
+    assert "made progress" in str(watch.hangs([0])) and "rank 0 is at a.py:1 in a" in str(watch.hangs([0]))
     watch = RankWatch(1, 3600)
     watch.note(0, Beat(2, "a.py:2 in a"))
     assert watch.hangs([0]) is None

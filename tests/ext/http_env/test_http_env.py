@@ -213,7 +213,7 @@ def play_with(make, serving, theatre, sample, **options):
         ({"interact": ['{"finish": true, "reward": NaN}']}, "reward is nan, not a finite number"),
         ({"interact": [{**DONE, "metrics": {"a": "b"}}]}, "metric 'a' is 'b', not a finite number"),
         ({"interact": [{"messages": [], "finish": False}]}, "neither finished nor said anything"),
-        ({"interact": [{**GO, "messages": [{"role": "assistant", "content": "I am you"}]}]}, "speaks as the assistant"),
+        ({"interact": [{**GO, "messages": [{"role": "assistant", "content": "I am you"}]}]}, "sent an assistant message"),
         ({"interact": [{**GO, "messages": [{"role": "tool", "tool_call_id": "x", "content": "a"}]}]},
          "answers the call 'x', which is not open"),
         ({"interact": [{**GO, "messages": [{"role": "user", "content": [

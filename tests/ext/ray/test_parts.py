@@ -208,7 +208,7 @@ def test_turns_of_a_sampler_that_is_made_anew_are_lost_and_those_of_a_closed_one
         waiting = turn(sampler)
         await asyncio.sleep(0.01)
         await sampler.restart()
-        with pytest.raises(EngineLost, match="made anew"):
+        with pytest.raises(EngineLost, match="is restarted"):
             await waiting
         waiting = turn(sampler)
         await asyncio.sleep(0.01)

@@ -84,7 +84,7 @@ def test_ranks_on_two_nodes_give_the_numbers_of_one_process_and_one_may_die(tmp_
     assert there.rewards == alone.rewards[:3] and any(one.has_signal for one in alone.rewards), text
     close(alone, there, 3)
     assert numbers(there, "cluster/learner_lost")[-1] == 1.0, text
-    assert "rank 1 of 2 on " in text and "goes on from checkpoint step_000001, 2 update(s) made again" in text, text
+    assert "rank 1 of 2 on " in text and "restored from checkpoint step_000001, 2 update(s) repeated" in text, text
     assert ": rank 0; " in text and ": rank 1" in text, "on two nodes"
     for kind in ("SamplerActor", "LearnerActor", "RankActor"):
         assert nodes.wait_without(kind) == [], "nothing is left of a run"
@@ -147,4 +147,4 @@ def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_
     text = said.getvalue()
     assert there.rewards == alone.rewards and there.reason == "all 3 steps done", text
     close(alone, there, 3)
-    assert "goes on from checkpoint step_00000" in text, text  # noticed in the last step, no metric counts it any more
+    assert "restored from checkpoint step_00000" in text, text  # noticed in the last step, no metric counts it any more

@@ -116,7 +116,7 @@ def test_a_run_with_kills_gives_the_numbers_of_one_process(tmp_path: Path, nodes
     metrics = last_line(report)
     losses = {kind: metrics[f"cluster/{kind}_lost"] for kind in ("sampler", "scorer", "learner")}
     assert losses == {"sampler": 1.0, "scorer": 1.0, "learner": 1.0}, text
-    assert "goes on from checkpoint step_000002, 2 update(s) made again" in text, text
+    assert "restored from checkpoint step_000002, 2 update(s) repeated" in text, text
     for kind in ("SamplerActor", "LearnerActor", "ScorerActor"):
         assert nodes.wait_without(kind) == [], "nothing is left of a run"
 

@@ -114,7 +114,7 @@ def test_all_that_follows_from_one_loss_of_the_learner_counts_as_one(monkeypatch
     said: list[str] = []
     learner = learner_of([None, *died, None], said)
     learner.revive(learner._actor, EngineLost("the learner went away (ActorUnavailableError)"))
-    assert learner.losses == 1 and "it goes on from the start" in said[-1], said
+    assert learner.losses == 1 and "restored from the start" in said[-1], said
     learner.close()
 
 
@@ -133,7 +133,7 @@ def test_a_learner_that_cannot_be_made_again_or_is_lost_again_and_again_stops_th
 ) -> None:
     monkeypatch.setattr(learner_module, "PAUSE_SECONDS", 0.0)
     learner = learner_of([None, *(errors().ActorDiedError() for _ in range(MOST_TRIES))], [])
-    with pytest.raises(EngineError, match=f"could not be made again in {MOST_TRIES} tries: .*ActorDiedError"):
+    with pytest.raises(EngineError, match=f"could not be restored in {MOST_TRIES} tries: .*ActorDiedError"):
         learner.revive(learner._actor, EngineLost("the learner went away"))
     learner = learner_of([None] * (MOST_LOSSES + 2), [])
     with pytest.raises(EngineError, match=f"the learner went away {MOST_LOSSES + 1} times in a row"):
@@ -207,7 +207,7 @@ def test_scorers_that_go_away_together_are_replaced_and_one_place_that_kills_all
                 while one.actor is None:
                     await asyncio.sleep(0.01)
                 await lose(one)
-            with pytest.raises(EngineError, match="actors went away in a row"):
+            with pytest.raises(EngineError, match="actors were lost in a row"):
                 await workers.take()
         await workers.stop()
 

@@ -172,7 +172,7 @@ def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:
     assert turns is not None and turns.endswith("some are shared")
     alone = check_apart(configure(*servers, "servers.replicas=4"), four)
     assert alone is not None and "engine.memory_fraction must leave the learner room" in alone
-    with pytest.raises(ConfigError, match=r"engine=vllm writes on the first GPU\(s\), which learner.processes=2 takes"):
+    with pytest.raises(ConfigError, match=r"engine=vllm uses the first GPU\(s\), which learner.processes=2 uses"):
         check_apart(configure("engine=vllm", "learner.device=cuda", "learner.processes=2"), four)
 
 
@@ -185,11 +185,11 @@ def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:
         (("servers.addresses=['http://127.0.0.1:9?a=b']",), "must be like"),
         (("servers.addresses=['http://me:word@127.0.0.1:9']",), "no name or password"),
         (("servers.addresses=['http://127.0.0.1:9', 'http://127.0.0.1:9/v1/']",), "names a server twice"),
-        (("servers.options=[--logprobs-mode, raw_logprobs]",), "--logprobs-mode is Turnwise's to say"),
-        (("servers.options=['--host=0.0.0.0']",), "--host is Turnwise's to say"),
+        (("servers.options=[--logprobs-mode, raw_logprobs]",), "--logprobs-mode is set by Turnwise"),
+        (("servers.options=['--host=0.0.0.0']",), "--host is set by Turnwise"),
         (("servers.options=[--api-key, abc]",), "--api-key would be kept .* TURNWISE_ENGINE_KEY"),
         (("servers.options=['--hf_token=abc']",), "--hf_token would be kept"),
-        (("servers.addresses=['http://127.0.0.1:9']", "servers.replicas=2"), "servers.replicas=2 are started where"),
+        (("servers.addresses=['http://127.0.0.1:9']", "servers.replicas=2"), "servers.replicas=2 starts servers, but"),
         (("servers.addresses=['http://127.0.0.1:9', 'http://127.0.0.1:9/']",), "names a server twice"),
         (("servers.addresses=['http://127.0.0.1:9']", "servers.options=[-tp, '2']"), "servers.options=.* run"),
         (

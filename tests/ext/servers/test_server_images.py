@@ -120,7 +120,7 @@ def test_an_image_token_that_the_policy_wrote_never_takes_an_images_place() -> N
             await server.try_image(MARKER, CAT)
             model.asked.clear()
             for stray in ([1, MARKER], [MARKER]):  # right before the block the tokens would even be the same
-                with pytest.raises(EpisodeError, match="was written 1 times before one"):
+                with pytest.raises(EpisodeError, match="was written 1 times as text"):
                     await server.generate(shown(stray, CAT, [2]))
             assert not model.asked
             found = await server.generate(shown([1], CAT, [2, MARKER, 3]))  # behind the last one it is any token

@@ -90,10 +90,10 @@ def test_a_server_that_another_one_stands_in_for_is_given_the_weights_before_it_
         await replicas.publish(WeightsFolder(folder(tmp_path / "w", 3)), 7)
         assert written(await replicas.generate(turn()), 3, 7) and first.weights == 3
         other = address.lead_to(Model(weights=50, instance="fghij"))
-        with pytest.raises(EngineLost, match="does not have the weights it was given .*another server answers there"):
+        with pytest.raises(EngineLost, match="has other weights than it was given .*another server runs there"):
             await replicas.generate(turn())
         assert written(await replicas.generate(turn()), 3, 7) and other.weights == 3
-        assert any("lost server 0" in line and "another server answers there" in line for line in said)
+        assert any("lost server 0" in line and "another server runs there" in line for line in said)
         assert replicas.lost == 1 and said[-1] == "server 0 serves again"
 
     played(kind, work)
@@ -108,7 +108,7 @@ def test_health_finds_it_while_nobody_writes_and_says_why(kind: str, tmp_path: P
         await replicas.publish(WeightsFolder(folder(tmp_path / "w", 3)), 7)
         assert await server.healthy() and server.problem == ""
         address.lead_to(Model(instance="fghij"))
-        assert not await server.healthy() and "another server answers there" in server.problem
+        assert not await server.healthy() and "another server runs there" in server.problem
         replicas._health_seconds = 0.01
         assert replicas._watch is not None
         replicas._watch.cancel()
@@ -116,7 +116,7 @@ def test_health_finds_it_while_nobody_writes_and_says_why(kind: str, tmp_path: P
         replicas._start_watch()
         while not any("serves again" in line for line in said):
             await asyncio.sleep(0.01)
-        assert "another server answers there" in said[0] and written(await replicas.generate(turn()), 3, 7)
+        assert "another server runs there" in said[0] and written(await replicas.generate(turn()), 3, 7)
 
     played(kind, work)
 
@@ -128,7 +128,7 @@ def test_weights_that_another_run_gives_the_same_server_are_noticed(kind: str, t
     ) -> None:
         await replicas.publish(WeightsFolder(folder(tmp_path / "w", 3)), 7)
         first.weights, first.label = 5, "version 7 of run 00000000"
-        with pytest.raises(EngineLost, match="somebody else gives it weights"):
+        with pytest.raises(EngineLost, match="another program gives it weights"):
             await replicas.generate(turn())
         assert written(await replicas.generate(turn()), 3, 7)
 
@@ -162,7 +162,7 @@ def test_an_adapter_of_a_server_that_was_exchanged_is_given_again(kind: str, tmp
         await replicas.publish(Adapter(folder(tmp_path / "w", 3)), 7)
         assert written(await replicas.generate(turn()), 3, 7)
         other = address.lead_to(Model(weights=50, instance="fghij"))
-        with pytest.raises(EngineLost, match="another server answers there"):
+        with pytest.raises(EngineLost, match="another server runs there"):
             await replicas.generate(turn())
         assert written(await replicas.generate(turn()), 3, 7) and len(other.adapters) == 1
 
@@ -186,7 +186,7 @@ def test_an_address_that_leads_now_here_now_there_ends_in_one_clear_line(tmp_pat
         server: InferenceServer, replicas: Replicas, address: Address, first: Model, said: list[str]
     ) -> None:
         await replicas.publish(WeightsFolder(folder(tmp_path / "w", 3)), 7)
-        with pytest.raises(EngineError, match="no replica is left: .*restarts in a row .*another server answers there"):
+        with pytest.raises(EngineError, match="no replica is left: .*restarts in a row .*another server runs there"):
             for number in range(MOST_RESTARTS + 2):
                 address.lead_to(Model(weights=50, instance=f"i{number}"))
                 try:

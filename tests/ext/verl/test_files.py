@@ -126,7 +126,7 @@ def test_an_interaction_of_verls_works_as_it_is(check: Callable[..., str], tmp_p
 def test_parts_of_verl_that_nobody_has_are_answered_with_file_and_line(tmp_path: Path) -> None:
     for line, said in (
         ("from verl.single_controller.ray import RayWorkerGroup", "has no stand-in here; keep what you need"),
-        ("from verl.tools.schemas import Nothing", "there is no such name here .*; import BaseTool, the schemas"),
+        ("from verl.tools.schemas import Nothing", "which has no such name here .*; import BaseTool, the schemas"),
         ("import importlib; importlib.import_module('verl.single_controller')", "it needs verl.single_controller"),
     ):
         file = tmp_path / f"part_{len(said)}.py"

@@ -89,11 +89,9 @@ def test_the_words_are_those_that_bash_gives(name: str, both: dict[str, tuple[li
 
 
 def test_what_a_person_should_know_is_said(both: dict[str, tuple[list[list[str]], ScriptWords]]) -> None:
-    assert len(both["starters"][0]) == 4 and "4 programs are started" in both["starters"][1].notes[1]
+    assert len(both["starters"][0]) == 4 and "4 programs get config keys" in both["starters"][1].notes[1]
     _, several = both["launches"]
-    assert several.notes[1].startswith(
-        "3 programs are started with keys, and one is read, the last that trains a policy:"
-    )
+    assert several.notes[1].startswith("3 programs get config keys; only the last that trains a policy is read:")
     assert "verl.trainer.fsdp_sft_trainer, started in line 6" in several.notes[1]
     _, unset = both["unset"]
     assert dict(unset.overrides)["data.train_files"] == "${NOBODY_SETS_DATA}/train.parquet"

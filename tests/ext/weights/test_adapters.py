@@ -72,7 +72,7 @@ def test_an_alpha_that_nobody_wrote_down_is_asked_for(shards: Path, turnwise: Tu
     turnwise("weights", "merge", source, tmp_path / "known")
     (source / "lora_train_meta.json").unlink()
     code, said = turnwise("weights", "merge", source, tmp_path / "out")
-    assert code == 2 and "give --lora-alpha" in said and not (tmp_path / "out").exists()
+    assert code == 2 and "give training's value with --lora-alpha" in said and not (tmp_path / "out").exists()
     assert turnwise("weights", "merge", source, tmp_path / "out", "--lora-alpha", "6")[0] == 0
     assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "known/model.safetensors").read_bytes()
     (source / "lora_train_meta.json").write_text('{"r": 8, "lora_alpha": 6}')

@@ -103,7 +103,7 @@ def test_a_folder_of_somebody_else_is_left_alone(run: Path, turnwise: Turnwise, 
     (tmp_path / "out/global_step_6").mkdir(parents=True)
     (tmp_path / "out/global_step_6/model.safetensors").write_text("half a copy")
     code, said = turnwise("weights", "merge", run, tmp_path / "out", "--all")
-    assert code == 1 and f"it has no {MANIFEST}: it is another's, or half copied; --force replaces it" in said
+    assert code == 1 and f"it has no {MANIFEST}: it is from elsewhere or incomplete; --force replaces it" in said
     assert (tmp_path / "out/global_step_6/model.safetensors").read_text() == "half a copy"
     code, said = turnwise("weights", "merge", tmp_path / "model", tmp_path / "out", "--all")
     assert code == 2 and "has no folders global_step_* or step_*" in said

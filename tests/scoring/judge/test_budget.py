@@ -65,7 +65,7 @@ def test_a_run_may_be_stopped_and_a_probe_has_no_budget() -> None:
             given = settings(url, max_requests=1, when_spent="stop")
             judge = LlmJudge(given)
             await judge.decide(inquiry(42))
-            with pytest.raises(TurnwiseError, match=r"spent \(max_requests=1\): the run can be resumed"):
+            with pytest.raises(TurnwiseError, match=r"spent \(max_requests=1\): resume the run"):
                 await judge.decide(inquiry(41))
             await judge.close()
             assert [report.is_good for report in await probe_all(given)] == [True]
@@ -91,5 +91,5 @@ def test_several_processes_cannot_share_one(options: dict[str, Any]) -> None:
     (name,) = options
     scorers = {"default": name}
     Scoring.of(ScoringConfig(scorers=scorers, options=options), ["x"])
-    with pytest.raises(ConfigError, match="max_requests=5 is counted by the run's own process, and scoring.run=pool"):
+    with pytest.raises(ConfigError, match="max_requests=5 is counted in this process, but scoring.run=pool"):
         Scoring.of(ScoringConfig(scorers=scorers, options=options, run=ScoringRun.pool, workers=1), ["x"])

@@ -222,7 +222,7 @@ def test_in_an_outage_requests_fail_without_being_sent_and_afterwards_succeed() 
                 with pytest.raises(ScoringFailed, match="503"):
                     await client.complete(body())
             for _ in range(5):
-                with pytest.raises(ScoringFailed, match=r"left alone after failing 2 times in a row: .*503"):
+                with pytest.raises(ScoringFailed, match=r"failed 2 times in a row and is paused: .*503"):
                     await client.complete(body())
             assert len(server.requests) == 2
             clock[0] = 31.0

@@ -69,7 +69,7 @@ def test_on_a_terminal_the_last_steps_are_rows(run: RunDir) -> None:
     assert "30/40" in text and "hidden" not in text
     assert text.endswith("\x1b[?25h")  # the cursor is back
     log = run.log_path.read_text()
-    assert log.count("step ") == 30 and "forecast: about 18.0 minutes for the other 36 steps" in log
+    assert log.count("step ") == 30 and "forecast: about 18.0 minutes for the remaining 36 steps" in log
 
 
 def test_a_narrow_terminal_shows_the_first_columns(run: RunDir) -> None:

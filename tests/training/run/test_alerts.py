@@ -52,7 +52,7 @@ def test_the_summary_has_the_reward_the_error_bars_and_what_to_do_next() -> None
     said = str(report)
     assert "25.0% ± 4.0 (n=128)" in said and report.accuracy is None and "accuracy_stderr" not in said
     assert "reward: 0.100 at step 1, 0.600 in the last 5 steps, best 0.800 at step 8" in said
-    assert "warning: 2 of 8 steps had nothing to learn from" in said and "1,234" in said
+    assert "warning: 2 of 8 steps had no learning signal" in said and "1,234" in said
     assert said.endswith("resume with: turnwise train run=a")
     stopped = str(TrainReport(Path("runs/a"), "stopped by a signal", 0, 3.0, 0, {}, {}, [], "turnwise train run=a"))
     assert stopped.startswith("training, 0 steps, 3 s: stopped by a signal; nothing was evaluated yet")

@@ -220,5 +220,5 @@ def test_an_engine_that_kept_its_old_weights_is_found_out() -> None:
     assert leave_out_stale([group], 5, 1) == 1
     kept, also, old, lost = group.trajectories
     assert kept.failure is also.failure is None and kept.reward == also.reward == 1.0
-    assert old.failure == "stale: tokens of weights 2 step(s) old, training.max_lag=1" and old.reward is None
+    assert old.failure == "stale: its weights are 2 step(s) old, more than training.max_lag=1" and old.reward is None
     assert lost.failure == "lost"

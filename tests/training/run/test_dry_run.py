@@ -47,11 +47,11 @@ def test_a_dry_run_prints_plan_memory_and_an_estimate_and_writes_nothing(tried: 
     for line in (
         "engine       torch",
         "algorithm    advantage grpo",
-        "memory       the CPU's, sampler: weights",
+        "memory       CPU memory, sampler: weights",
         "learner: weights",
     ):
         assert line in said
-    assert "an estimate, from 2 groups of 2 played and learnt from just now" in said
+    assert "an estimate, measured just now with 2 groups of 2" in said
     assert estimate["seconds"] > 0 and estimate["steps"] == 4 and estimate["episodes"] == 4
     assert estimate["seconds"] == pytest.approx(
         4 * estimate["step_seconds"] + estimate["passes"] * estimate["pass_seconds"]
@@ -118,7 +118,7 @@ def test_a_dry_run_gives_running_servers_no_other_weights(folder: Path) -> None:
         attached = ("engine=vllm_server", f"servers.addresses=['http://127.0.0.1:{server.server_port}']", "seed=77")
         code, said = command("train", "--dry-run", *attached, *SMALL[:-1], cwd=folder)
         server.shutdown()
-    assert code == 2 and "would give servers that outlive it other weights" in said, said
+    assert code == 2 and "would load other weights into servers that stay running" in said, said
     assert {asked.split()[0] for asked in Healthy.asked} == {"GET"} and "GET /health" in Healthy.asked
 
 

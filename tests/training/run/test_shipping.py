@@ -64,7 +64,7 @@ def test_a_run_that_ends_in_a_dip_ships_what_was_clearly_better(tmp_path: Path, 
     said = str(report)
     assert f"shipped: step {best_step}" in said and "last: step 4" in said
     assert f"policy: {report.run / 'policy'}" in said.replace("\n", "")
-    assert f"policy is that of step {best_step} with accuracy 100.0%" in (report.run / "log.txt").read_text()
+    assert f"policy has the weights of step {best_step}, accuracy 100.0%" in (report.run / "log.txt").read_text()
     assert report.as_json()["shipped"]["policy"]["step"] == best_step
     assert len(list((report.run / "checkpoints").glob("step_*"))) == 1, "no checkpoint more than training.keep"
 
@@ -73,7 +73,7 @@ def test_a_difference_that_chance_makes_ships_the_last_weights(tmp_path: Path) -
     report = trained(tmp_path, {1: 3, 2: 2, 3: 2, 4: 2})
     assert report.shipped is not None and report.shipped.is_last and report.accuracy == report.after["accuracy"]
     assert same(report.run, report.run / "checkpoints" / "step_000004")
-    assert "shipped: step" not in str(report) and "policy is that of step 4, the last" in str(report)
+    assert "shipped: step" not in str(report) and "policy has the weights of step 4, the last" in str(report)
 
 
 def test_last_keeps_nothing_else(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def _places(source: Path, out: Path, suffix: str | None = None) -> tuple[Path, P
     source = expand(source)
     table = expand(out) / (source.name if suffix is None else source.stem + suffix)
     if table.exists() and source.exists() and table.samefile(source):
-        raise DataError(f"{table} is the table itself: name another folder with --out")
+        raise DataError(f"{table} is the input file: choose another folder with --out")
     return source, table
 
 

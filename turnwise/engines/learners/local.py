@@ -212,12 +212,12 @@ class LocalLearner:
         if len(smaller) > 1:
             limit = self._memory.shrink(tokens)
             self._warn(
-                f"a pass over {tokens} tokens does not fit the learner's memory: it is worked off in halves, and later "
+                f"a pass over {tokens} tokens does not fit the learner's memory: it is split in two, and later "
                 f"ones have at most {limit} tokens"
             )
         elif self._memory.recompute_all():
             self._warn(
-                f"a trajectory of {tokens} tokens does not fit the learner's memory: activations are computed twice "
+                f"a trajectory of {tokens} tokens does not fit the learner's memory: activations are recomputed "
                 "from now on instead of kept"
             )
         else:
@@ -254,7 +254,7 @@ class LocalLearner:
         for number, batch in enumerate(batches):
             row = numbers[number * len(names) : (number + 1) * len(names)]
             if not math.isfinite(row[-1]):
-                raise NotFinite(f"the loss is {row[-1]} after {self.step} steps")
+                raise NotFinite(f"the loss is {row[-1]} after {self.step} weight updates")
             for name, share in zip(names, row, strict=True):
                 totals[name] += share * (batch.minibatch_tokens / counted if name in MEANS else 1.0)
         return totals, dict(zip(norms, numbers[len(shares) :], strict=True))
@@ -270,7 +270,7 @@ class LocalLearner:
                 places = self._optimizers[name].broken()
                 where = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
                 self._forget()
-                raise NotFinite(f"the {name}'s gradient has norm {norm} after {self.step} steps; not finite: {where}")
+                raise NotFinite(f"the {name}'s gradient has norm {norm} after {self.step} updates; not finite: {where}")
         metrics: dict[str, float] = {}
         for name, optimizer in self._optimizers.items():
             prefix = "" if name == "policy" else f"{name}_"
@@ -293,7 +293,7 @@ class LocalLearner:
 
     def _reference_logprobs(self, batch: DeviceBatch) -> Tensor:
         if not self._has_reference:
-            raise EngineError("this learner was not asked to keep a reference")
+            raise EngineError("this learner has no reference policy")
         if self._start is not None:
             return self.forward.logprobs(self._start, batch)
         with self.model.without_adapter():
@@ -302,7 +302,7 @@ class LocalLearner:
     def _as_published(self) -> PolicyModel:
         """The policy as a sampler has it: bits are promised of the native decoder only, LoRA merged into it."""
         if not isinstance(self.model, Decoder):
-            raise EngineError(f"{type(self.model).__name__} has no arithmetic that is proven to be the sampler's")
+            raise EngineError(f"{type(self.model).__name__} has no arithmetic that is proven equal to the sampler's")
         if not self.model.has_adapter:
             return self.model
         merged = Decoder(self.model.config, self.model.tensors())
@@ -347,7 +347,7 @@ class LocalLearner:
         What is frozen below an adapter is not among them; its fingerprint is.
         """
         if any(optimizer.gradients.waiting for optimizer in self._optimizers.values()):
-            raise EngineError("gradients wait for a step: a state saved now would lose them")
+            raise EngineError("there are gradients that no step has used yet: saving now would lose them")
         tensors: dict[str, Tensor] = {}
         for model, optimizer in self._optimizers.items():
             tensors.update({f"{model}.{name}": master.detach() for name, master in optimizer.masters.items()})

@@ -101,16 +101,16 @@ def refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
     if raw.get("is_causal", True) is not True:
         raise EngineError("is_causal is not true: a model that sees what comes later cannot write token by token")
     if raw.get("quantization_config"):
-        raise EngineError("quantization_config is not supported; unquantised weights are")
+        raise EngineError("quantization_config is not supported: use unquantised weights")
     for key in ("mlp_bias", "use_sliding_window"):
         if flag(raw, key):
-            raise NotNative(f"{key} is not supported; full attention and feed-forward layers without bias are")
+            raise NotNative(f"{key} is not supported; only full attention and feed-forward layers without bias are")
     if model_type == "mistral" and raw.get("sliding_window", MISTRAL_WINDOW) is not None:
         window = whole({"sliding_window": MISTRAL_WINDOW, **raw}, "sliding_window")
         if window < whole(raw, "max_position_embeddings"):
             context = raw["max_position_embeddings"]
             raise NotNative(
-                f"sliding_window {window} below the context of {context} is not supported; full attention is"
+                f"sliding_window {window} below the context of {context} is not supported; only full attention is"
             )
     if whole(raw, "num_hidden_layers") > MOST_LAYERS:
         raise EngineError(f"num_hidden_layers {raw['num_hidden_layers']} is more than the {MOST_LAYERS} supported")
@@ -151,7 +151,7 @@ def rope_settings(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise NotNative(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     for rotated in (settings.pop("partial_rotary_factor", None), raw.get("partial_rotary_factor")):
         if rotated not in (None, 1.0):
-            raise NotNative("partial_rotary_factor is not supported; rotating the whole head is")
+            raise NotNative("partial_rotary_factor is not supported: the whole head must be rotated")
     unknown = sorted(key for key in settings.keys() - ROPE_TYPES[kind] - {"rope_theta"} if settings[key] is not None)
     if unknown:
         raise NotNative(f"rope type {kind!r} does not read {', '.join(unknown)}; remove what it should not do")

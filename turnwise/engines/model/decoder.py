@@ -173,9 +173,7 @@ class Decoder(PolicyModel):
             if not _same_memory(target, tensor):  # a learner and its sampler may share their weights
                 target.copy_(tensor)
         if places:
-            raise EngineError(
-                f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} did not come"
-            )
+            raise EngineError(f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} are missing")
         if self._packed_head is not None and not self.pack_products():
             raise EngineError("the new weights cannot be laid out as the old ones were")
 

@@ -72,7 +72,7 @@ def _read_header(path: Path, changed: int, size: int) -> GgufHeader:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header()
     except (struct.error, UnicodeDecodeError, ValueError, MemoryError) as error:
-        raise EngineError(f"{path} is no GGUF file that can be read: {one_line(error)}") from error
+        raise EngineError(f"{path} is not a readable GGUF file: {one_line(error)}") from error
 
 
 class _Cursor:

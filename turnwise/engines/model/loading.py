@@ -238,7 +238,7 @@ def _decoder_of_gguf(source: ModelSource, dtype: "torch.dtype") -> "Decoder":
     model = gguf_file.dequantised(source.path, dtype)
     theirs = {key: value for key, value in model.config.to_dict().items() if key in READ | CHECKED}
     if _without_tokens(config_from_hf(theirs)) != _without_tokens(config):
-        raise EngineError(f"{source.path}: transformers reads another shape of model from its header than we do")
+        raise EngineError(f"{source.path}: transformers and Turnwise read different model shapes from its header")
     tensors = dict(model.state_dict())
     del model
     return Decoder(config, fuse(tensors, config, dtype, str(source.path)))
@@ -275,7 +275,7 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
         return  # what it does not know it refuses with its config
     raw = read_raw_config(source.folder)
     if raw.get("quantization_config"):
-        raise EngineError(f"{source.path}: quantization_config is not supported; unquantised weights are")
+        raise EngineError(f"{source.path}: quantization_config is not supported: use unquantised weights")
     model_type = raw.get("model_type")
     supported = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     if isinstance(model_type, str) and model_type in supported:

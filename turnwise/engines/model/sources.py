@@ -88,7 +88,7 @@ def _check_folder(folder: Path) -> None:
     if (folder / "config.json").is_file():
         if (folder / ADAPTER).exists():  # transformers would put it on the model without a word, native would not
             raise ConfigError(
-                f"model.path: {folder} holds a model and an adapter, and it is not said which is meant: merge them, or "
+                f"model.path: {folder} holds a model and an adapter, and it is unclear which is meant: merge them, or "
                 f"take {ADAPTER} away"
             )
         return
@@ -100,7 +100,7 @@ def _check_folder(folder: Path) -> None:
     if files := [name for name in names if name.lower().endswith(GGUF)]:
         raise ConfigError(f"{message}, or name its GGUF file: model.path={folder / files[0]}")
     if ADAPTER in names:
-        raise ConfigError(f"{message}, and an adapter is not: name the policy folder beside it, where it is merged")
+        raise ConfigError(f"{message}, not an adapter: use the policy folder beside it, where it is merged")
     if inside := [name for name in names if (folder / name / "config.json").is_file()]:
         raise ConfigError(f"{message}; {folder / inside[0]} is one")
     if pickles := [name for name in names if name.endswith(PICKLES)]:

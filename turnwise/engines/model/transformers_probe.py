@@ -169,8 +169,8 @@ def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> Logi
             if alike(shape.apply(products.clone()).to(hidden.dtype), theirs.to(hidden.dtype)):
                 return shape
     raise EngineError(
-        f"{type(model).__name__} with our attention does not give its own logits: it does something to its states, "
-        "positions or logits that Turnwise does not know"
+        f"{type(model).__name__} gives other logits with Turnwise's attention than with its own: it uses its states, "
+        "positions or logits in a way that Turnwise does not know"
     )
 
 

@@ -101,7 +101,7 @@ class CheckpointNames:
                         changed = not torch.equal(own[target], value.to(own[target]))
                     own[target].copy_(value)
         if left := sorted(name for shapes in missing.values() for name in shapes):
-            raise EngineError(f"these are not the weights of this model: {', '.join(left[:5])} did not come")
+            raise EngineError(f"these are not the weights of this model: {', '.join(left[:5])} are missing")
         return changed
 
     def _convert(self, group: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -214,8 +214,8 @@ class VisionModel(TransformersModel):
             theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **options).logits[0]
         if not alike(ours.to(self.dtype), theirs.to(self.dtype)):
             raise EngineError(
-                f"{type(self.model).__name__} does more with an image than Turnwise does (its tokens may see each "
-                "other): its logits are not ours, so images are not given to it"
+                f"{type(self.model).__name__} uses images in ways that Turnwise does not (image tokens may attend to "
+                "each other), so its logits differ and it gets no images"
             )
 
     # --- weights --------------------------------------------------------------------------------------------------

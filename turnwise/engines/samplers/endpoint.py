@@ -236,7 +236,7 @@ def check_url(base_url: str, key: str = "engine.base_url", like: str = "http://1
     """The address without its last slash; ConfigError, under the key that holds it, for what is none, or is not to be
     shown."""
     if has_userinfo(base_url):
-        raise ConfigError(f"{key}: no name or password in an address, since it is shown; keys are read from variables")
+        raise ConfigError(f"{key}: no name or password in an address, since it is shown; use environment variables")
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:

@@ -47,7 +47,7 @@ class QueuedRequest:
         if np.array_equal(cached, self.token_ids[: len(cached)]) and named(media) == named(self.media):
             return None
         return EngineError(
-            f"conversation {self.conversation!r} changed its past: it must start with the {len(cached)} tokens so far"
+            f"conversation {self.conversation!r} changed earlier tokens: it must keep the {len(cached)} tokens so far"
         )
 
     def waited(self) -> float:

@@ -37,7 +37,7 @@ class PluginOpener(Opener):
         length, capabilities = getattr(sampler, "context_length", None), getattr(sampler, "capabilities", None)
         if not isinstance(length, int) or length < 1 or not isinstance(capabilities, Capabilities):
             raise PluginError(f"engine {spec!r} is no Sampler: it must set context_length and capabilities")
-        say(f"engine {spec}: {capabilities}; that its tokens do not depend on batching is not proven")
+        say(f"engine {spec}: {capabilities}; batch invariance of its tokens is not proven")
         checked = CheckedSampler(sampler, spec, vocabulary_of(source, renderer.tokenizer.vocab_size))
         return OpenSampler(checked, config.engine.threads or os.cpu_count() or 1)
 

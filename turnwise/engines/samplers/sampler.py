@@ -40,7 +40,7 @@ class Capabilities:
         updates = sorted(kinds.get(kind, "stored weights") for kind in self.updates)
         weights = f"takes {' or '.join(updates)}" if updates else "takes no new weights"
         reads = "text and images" if self.media else "text only"
-        sleep = "gives its memory back between steps" if self.sleeps else "keeps its memory between steps"
+        sleep = "can free its memory between steps" if self.sleeps else "cannot free its memory between steps"
         return f"{logprobs}, {weights}, reads {reads}, {sleep}"
 
 

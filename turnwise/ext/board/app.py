@@ -330,7 +330,7 @@ def _add_replays(app: FastAPI, runs: Runs, replays: Replays | None) -> None:
         from turnwise.ext.board.json_values import plain
 
         if replays is None:  # the gate lets no POST through either
-            raise HTTPException(405, "this board plays nothing again; start it with --replay")
+            raise HTTPException(405, "this board cannot replay episodes; start it with --replay")
         opened = await run_in_threadpool(runs.open, run)
         return answer(plain(await replays.start(opened.dir, request)))
 

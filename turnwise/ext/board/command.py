@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay", action="store_true", help="let the page play episodes again, as `turnwise replay` does; runs code"
     )
-    parser.add_argument("--trust-run", action="store_true", help="with --replay: of runs that need trust, too")
+    parser.add_argument("--trust-run", action="store_true", help="with --replay: also of runs whose config names code")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # of a training: ends with its parent
     parser.epilog = "The token is the value of the environment variable TURNWISE_BOARD_TOKEN."
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
     if args.trust_run and not args.replay:
-        raise ConfigError("--trust-run is about replays: give --replay with it")
+        raise ConfigError("--trust-run needs --replay")
     places = args.runs or [Path("runs")]
     for folder in places:
         if not folder.is_dir():

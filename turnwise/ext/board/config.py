@@ -7,7 +7,7 @@ from turnwise.config.knobs import at_least, knob, only, was
 
 @dataclass
 class BoardConfig:
-    """The board beside a training run (docs/board.md)."""
+    """The board beside a training run (docs/ext/board.md)."""
 
     live: bool = knob(False, was("board"))
     """Beside a training run: serve the board in a process of its own, and say where. Switch it on to watch live."""

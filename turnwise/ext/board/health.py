@@ -117,9 +117,7 @@ def _at_most_watch(severity: Severity) -> Severity:
 
 
 def _reading(pending: int) -> DetectorFinding:
-    text = (
-        f"{pending} line(s) of the index and file(s) are still to be read, the oldest last; until then this is a part."
-    )
+    text = f"{pending} index line(s) and file(s) are not read yet (the oldest come last); this shows only a part."
     return DetectorFinding("reading", Severity.OK, "Still reading", text)
 
 

@@ -15,7 +15,7 @@ QUIET_SECONDS = 120.0
 QUIET_STEPS = 10
 QUIET_AT_FIRST = 1800.0
 """Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
-GONE = "its process ended without saying why: killed, perhaps for want of memory"
+GONE = "its process ended without giving a reason: perhaps killed because memory ran out"
 _LOG_BYTES, _LONGEST_LINE = 4000, 300
 _CLOCK_SLACK = 10.0
 _LATEST = 1e15
@@ -63,7 +63,7 @@ def liveness_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> L
             state, reason = DisplayedState.FAILED, _gone(run)
         elif now - updated > QUIET_SECONDS and now - updated > (limit := _long(step_seconds())):
             state = DisplayedState.STALLED
-            reason = f"no word for {now - updated:.0f} s, where {limit:.0f} s would be long"
+            reason = f"no sign of life for {now - updated:.0f} s; more than {limit:.0f} s is unusual"
     return Liveness(state, reason, status.command, status.step, status.steps, status.started, updated)
 
 

@@ -66,7 +66,7 @@ def probe(run: RunDir, table: Table) -> Json:
     """The JSON of a probe's page; NotThere for a run that is none."""
     record = read_probe(run)
     if record is None:
-        raise NotThere("this run is no probe, or not done yet", "No such probe")
+        raise NotThere("this run is not a probe, or not finished yet", "No such probe")
     pairs = _pairs(table, record)
     pairs.sort(key=lambda pair: not pair["differs"])
     return {"probes": record.shards, "results": record.results, "total": len(pairs), "pairs": pairs[:MOST_PAIRS]}

@@ -10,5 +10,6 @@ class FsdpConfig:
     """A learner over several processes; `learner.processes` says how many (docs/ext/fsdp.md)."""
 
     hang_seconds: float = knob(1800.0, duration(), was("learner.hang_seconds"))
-    """Seconds in which, of several processes, one must come further and each give a sign of life. Else the learner
-    hangs and is ended; a pass, a weight, the model read are further. Raise it when reading the model takes longer."""
+    """Seconds within which at least one process must make progress and each must give a sign of life. Else the learner
+    counts as hung and is ended; a pass, a weight, the model read are progress. Raise it when reading the model takes
+    longer."""

@@ -174,7 +174,7 @@ class ShardedLearner:
     def score(self, batch: TokenBatch, who: Who) -> Floats:
         """One number [N] for every policy token, without gradient."""
         if who is Who.SAMPLER:
-            raise EngineError("the sampler's own arithmetic is proven for one process: learner.processes=1 has it")
+            raise EngineError("exact log-probs are proven for one process only: set learner.processes=1")
         if who is Who.CRITIC and not self._setup.critic:
             raise EngineError("this learner has no critic")
         if who is Who.REFERENCE and not self._setup.reference:
@@ -191,7 +191,7 @@ class ShardedLearner:
         if batch.media and self._setup.critic and not self._setup.learner.shared_critic:
             # Its tower is gathered inside its own pass, and images are looked at before one.
             raise EngineError(
-                "a critic with a trunk of its own sees no images over several processes: set "
+                "a critic with its own trunk cannot read images with several processes: set "
                 "learner.shared_critic=true or learner.processes=1"
             )
 
@@ -229,7 +229,7 @@ class ShardedLearner:
         losses = [loss for result in results for loss in result.losses]
         for loss in losses:
             if not math.isfinite(loss):
-                raise NotFinite(f"the loss is {loss} after {self.step} steps")
+                raise NotFinite(f"the loss is {loss} after {self.step} weight updates")
         counted = batches[0].minibatch_tokens / sum(len(batch.index) for batch in batches)
         shares = [metrics for result in results for metrics in result.metrics]
         totals = {
@@ -242,7 +242,7 @@ class ShardedLearner:
             if not math.isfinite(norm):
                 places = sorted({parameter for result in results for parameter in result.broken[name]})
                 where = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
-                raise NotFinite(f"the {name}'s gradient has norm {norm} after {self.step} steps; not finite: {where}")
+                raise NotFinite(f"the {name}'s gradient has norm {norm} after {self.step} updates; not finite: {where}")
 
     def weights(self) -> FullWeights:
         """The policy's weights, an adapter merged; each is gathered when it is asked for."""

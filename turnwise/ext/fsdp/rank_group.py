@@ -181,7 +181,7 @@ class LocalRanks:
             left = min(BEAT_SECONDS, max(0.0, deadline - time.monotonic()))
             ready = [channel for channel in connection.wait(list(waiting), left) if isinstance(channel, Connection)]
             if not ready and time.monotonic() >= deadline:  # the others hang in a collective that a failed one left
-                self._stop(f"rank {failed} failed while it was {method}")
+                self._stop(f"rank {failed} failed in `{method}`")
                 answers[failed].throw(failed)
             for channel in ready:
                 number = waiting[channel]

@@ -68,5 +68,5 @@ class RankWatch:
             return f"rank {', '.join(map(str, silent))} of {size} has given no sign of life for {limit}"
         if now - self._further > self._limit:
             places = [f"rank {rank} is at {self._beats[rank].where}" for rank in waiting if rank in self._beats]
-            return f"no rank of {size} has come further for {limit}: {', '.join(places)}"
+            return f"no rank of {size} has made progress for {limit}: {', '.join(places)}"
         return None

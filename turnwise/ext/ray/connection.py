@@ -134,7 +134,7 @@ class Connection:
         except errors.RayError as error:
             if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
                 raise EngineError(f"{who} cannot run on its node: {last_line(error)}") from error
-            raise EngineLost(f"{who} went away ({type(error).__name__})") from error
+            raise EngineLost(f"{who} was lost ({type(error).__name__})") from error
 
     async def first(
         self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str, demands: str = ""

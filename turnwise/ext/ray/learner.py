@@ -270,9 +270,9 @@ class ActorLearner:
             self.losses += 1
             self._in_a_row += 1
             if self._in_a_row > MOST_LOSSES:
-                raise EngineError(f"the learner went away {self._in_a_row} times in a row: {error}")
+                raise EngineError(f"the learner was lost {self._in_a_row} times in a row: {error}")
             for tries in range(MOST_TRIES):
-                self._say(f"{error}; it is made again from the last checkpoint")
+                self._say(f"{error}; it is restored from the last checkpoint")
                 self.connection.kill(self._actor)
                 if self._closed.wait(tries * PAUSE_SECONDS):
                     raise EngineError("the learner is closed")
@@ -281,7 +281,7 @@ class ActorLearner:
                     return
                 except (EngineLost, RankLost) as again:
                     error = again
-            raise EngineError(f"the learner could not be made again in {MOST_TRIES} tries: {error}")
+            raise EngineError(f"the learner could not be restored in {MOST_TRIES} tries: {error}")
 
     def _end_silent(self, actor: Any, words: str) -> None:
         """Whoever waits for it hears that it went away, as of one that was killed."""
@@ -299,9 +299,9 @@ class ActorLearner:
         after = [update for update in self._log if update.step >= self._step]
         if self._step + len(after) != wanted or (after and after[0].step != self._step):
             raise EngineError(
-                f"the learner went away after {wanted} updates, and from {source}, which has {self._step}, the way "
-                "back is not recorded; resume the run"
+                f"the learner was lost after {wanted} updates, and {source} has only {self._step}: the updates "
+                "in between are not recorded; resume the run"
             )
         for update in after:
             self._ask("update", update.batches, update.objective)
-        return f"the learner is on {self.facts.node} now: it goes on from {source}, {len(after)} update(s) made again"
+        return f"the learner is on {self.facts.node} now: restored from {source}, {len(after)} update(s) repeated"

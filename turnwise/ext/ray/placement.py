@@ -160,7 +160,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
     every = demands(config, training=True)
     cpus, gpus = sums(every)
     if connection.lacks(cpus, gpus):
-        say(f"the run asks for more than there is now and waits for nodes: {in_words(every)}; {connection.room()}")
+        say(f"the run needs more than the cluster has and waits for nodes: {in_words(every)}; {connection.room()}")
     opening = open_samplers(connection, config, say, training=True)
     async with _reserved_learner(connection, config) as group, opening as (pool, facts):
         check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
@@ -176,7 +176,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
             if config.learner.processes > 1 and (folder := run_folder()) is not None:
                 await asyncio.to_thread(learner.shares, folder)  # raises before anything is learnt
             if facts.regime is not None and not started.exact and config.learner.processes == 1:
-                say("the learner's machine is not like the sampler's: their log-probs agree to rounding only")
+                say("the learner's machine differs from the sampler's: their log-probs agree only up to rounding")
             turns = bool(config.engine.sleep)
             metrics = ClusterMetrics(connection, pool, learner)
             yield OpenPair(pool, learner, started.exact, facts.threads, turns, metrics=metrics.take)

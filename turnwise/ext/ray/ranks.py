@@ -146,7 +146,7 @@ class ActorRanks:
                 if isinstance(answers[number], Failed) and failed < 0:
                     failed, deadline = number, time.monotonic() + grace
             if not ready and time.monotonic() >= deadline:  # the others hang in a collective that a failed one left
-                self._stop(f"rank {failed} failed while it was {method}")
+                self._stop(f"rank {failed} failed in `{method}`")
                 answers[failed].throw(failed)
             for number in self._ready(beats, 0.0):
                 watch.note(number, self._got(number, method, beats.pop(number)))
@@ -177,7 +177,7 @@ class ActorRanks:
             self._stop(problem)
             raise EngineError(f"{problem} cannot run on its node: {last_line(error)}") from error
         why = "" if isinstance(error, self._ray.exceptions.RayActorError) else f": {last_line(error)}"
-        problem += f" went away in `{method}` ({type(error).__name__}{why})"
+        problem += f" was lost in `{method}` ({type(error).__name__}{why})"
         self._stop(problem)
         raise RankLost(f"the learner lost a rank and with it its state: {problem}") from error
 

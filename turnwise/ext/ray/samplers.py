@@ -194,13 +194,13 @@ class ActorSampler:
 
     async def restart(self) -> None:
         """Another actor instead, on whichever node has room."""
-        self._end(EngineLost("its process is made anew"))
+        self._end(EngineLost("its process is restarted"))
         await self.start()
 
     async def restart_later(self) -> SamplerFacts:
         """Starts the actor anew after a pause."""
         await asyncio.sleep(PAUSE_SECONDS)
-        self._end(EngineLost("its process is made anew"))
+        self._end(EngineLost("its process is restarted"))
         return await self.start()
 
     @property
@@ -350,7 +350,7 @@ async def open_samplers(
 def _words(ready: list[ActorSampler], wanted: int) -> str:
     named = ", ".join(sampler.name for sampler in ready)
     more = "" if len(ready) == wanted else f"; {wanted - len(ready)} more join when they are ready"
-    return f"{len(ready)} of {wanted} sampler(s) write: {named}{more}"
+    return f"{len(ready)} of {wanted} sampler(s) are running: {named}{more}"
 
 
 async def _join(pool: Replicas, start: "asyncio.Task[SamplerFacts]", replica: ActorSampler, say: Say) -> None:

@@ -162,7 +162,7 @@ class ClusterSession:
                 else:
                     self._calls.append((code, seconds, _digest(result)))
                 return result
-            raise SandboxLost(f"{MOVES} nodes went away one after the other: {problem}")
+            raise SandboxLost(f"{MOVES} nodes were lost one after the other: {problem}")
 
     async def close(self) -> None:
         """End it; nothing of it is left."""

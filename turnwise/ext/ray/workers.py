@@ -90,7 +90,7 @@ class Workers:
         """Around calls to a worker's actor; EngineLost when it goes away, and then it is replaced."""
         actor = worker.actor
         if actor is None:
-            raise EngineLost(f"{self._kind} {worker.number} went away")
+            raise EngineLost(f"{self._kind} {worker.number} was lost")
         worker.busy += 1
         try:
             with self._connection.calling(f"{self._kind} {worker.number}"):
@@ -113,7 +113,7 @@ class Workers:
         self._connection.kill(actor)
         worker.actor = None
         if worker.losses > MOST_LOSSES:
-            self._failed = EngineError(f"{worker.losses} actors went away in a row: {error}")
+            self._failed = EngineError(f"{worker.losses} actors were lost in a row: {error}")
             self._changed.set()
             return
         self._fill(worker)

@@ -57,7 +57,7 @@ def config_to_serve(args: argparse.Namespace) -> "tuple[Config, str | None]":
         raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
     config = compose(args.overrides, None).config
     if section(config, SandboxConfig).url is not None:
-        raise ConfigError("sandbox.url names another server; this command is one")
+        raise ConfigError("sandbox.url names another server: leave it out, this command starts one")
     token = os.environ.get(TOKEN_ENV)
     check_binding(args.host, token, "a sandbox server", "runs code")
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")

@@ -100,7 +100,7 @@ class GvisorZygote:
         self._send(orders)
         line = await reader.readline()
         if not line:
-            raise SandboxLost("the sandbox's zygote ended")
+            raise SandboxLost("the sandbox's parent process ended")
         self._reading = asyncio.ensure_future(self._listen(reader))
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -115,7 +115,7 @@ class GvisorZygote:
         try:
             channel = await answered(arriving, self)
         except TimeoutError as error:
-            raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
+            raise SandboxLost(f"the sandbox's parent process does not answer: {error}") from error
         finally:
             self._arriving.pop(number, None)
         child = RelayedChild(number, channel, self._caps, self._send)
@@ -185,9 +185,9 @@ class GvisorZygote:
             self._control.close()
             self._control = None
         if not self.lost.done():
-            self.lost.set_result("the sandbox's zygote ended")
+            self.lost.set_result("the sandbox's parent process ended")
         for waiting in self._arriving.values():
-            fail(waiting, "the sandbox's zygote ended")
+            fail(waiting, "the sandbox's parent process ended")
         for child in list(self._children.values()):
             child.has_ended(None, 0)
         self._children.clear()

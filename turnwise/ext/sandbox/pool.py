@@ -232,7 +232,7 @@ class SandboxPool:
     async def _fork(self, *, rehearse: bool) -> "_Place":
         if len(self._places) + self._opening >= self._most_sessions:
             raise SandboxLost(
-                f"{len(self._places)} sandbox sessions are open, as many as this process may have descriptors for: "
+                f"{len(self._places)} sandbox sessions are open, and this process may open no more descriptors: "
                 "raise the hard limit (ulimit -Hn), or run fewer episodes at once"
             )
         self._opening += 1

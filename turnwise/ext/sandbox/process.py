@@ -131,7 +131,7 @@ class Zygote:
             raise SandboxLost(f"a new session did not come up: {error}") from error
         except OSError as error:  # TimeoutError is one
             child.close()
-            raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
+            raise SandboxLost(f"the sandbox's parent process does not answer: {error}") from error
         except BaseException:
             child.close()
             raise
@@ -186,7 +186,7 @@ class Zygote:
             return
         asyncio.get_running_loop().remove_reader(self._control.fileno())
         self._control.close()
-        reason = "the sandbox's zygote ended"
+        reason = "the sandbox's parent process ended"
         if not self.lost.done():
             self.lost.set_result(reason)
         for opening in self._opening.values():

@@ -89,7 +89,7 @@ class RemotePool:
         if httpx.URL(url).userinfo:
             raise ConfigError("a sandbox server's url holds no password, because it is shown; give the token by itself")
         if min_level is SandboxLevel.auto:
-            raise ConfigError("sandbox.min_level names a level, because that is what a server's proof is compared with")
+            raise ConfigError("sandbox.min_level must be a level, not auto: a server's proof is compared with it")
         self.url = url.rstrip("/").removesuffix("/run_code")
         self.report: RemoteReport | None = None
         """What the server proved; read when the pool is entered."""
@@ -200,7 +200,7 @@ class RemotePool:
 
     def _read(self, status: int, content: bytes, kind: type[Answer]) -> Answer:
         if status in _FORBIDDEN:
-            raise SandboxUnavailable(f"the sandbox server {self.url} refuses the token, or misses one (HTTP {status})")
+            raise SandboxUnavailable(f"the sandbox server {self.url}: the token is wrong or missing (HTTP {status})")
         if status == 413:
             raise SandboxUnavailable(f"the sandbox server {self.url} takes no request of this size: {_short(content)}")
         if status in _PLAIN:

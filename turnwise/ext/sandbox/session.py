@@ -262,7 +262,7 @@ async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
     child.signal(signal.SIGKILL)
     status = await child.wait_ended()
     if status is None:
-        raise SandboxLost("the sandbox's zygote ended in the middle of a call")
+        raise SandboxLost("the sandbox's parent process ended in the middle of a call")
     if seconds is not None:
         what = f"stopped after {seconds:g} s"
     elif not by_itself:

@@ -8,11 +8,11 @@ from turnwise.config.knobs import at_least, knob, only_engines, reaches, was
 
 @dataclass
 class ServersConfig:
-    """Inference servers of vLLM and SGLang (docs/engines.md)."""
+    """Inference servers of vLLM and SGLang (docs/ext/servers.md)."""
 
     addresses: list[str] = knob([], only_engines(), reaches("network"), was("engine.servers"))
     """Addresses of servers to attach to, such as [http://node1:8000, http://node2:8000]; empty starts them here. Set it
-    when they run on other machines or outlive a run (docs/engines.md says how to start them)."""
+    when they run on other machines or outlive a run (docs/ext/servers.md says how to start them)."""
     replicas: int = knob(1, at_least(1, 4096), only_engines(), was("engine.replicas"))
     """How many servers are started here. Raise it to the number of GPUs that are left beside the learner's."""
     options: list[str] = knob([], only_engines(), reaches("code", whole=True), was("engine.server_options"))

@@ -24,7 +24,7 @@ def with_markers(token_ids: NDArray[np.int64], media: Sequence[MediaSpan], marke
         text = token_ids[before : span.start]
         if strays := int((text == marker).sum()):
             raise EpisodeError(
-                f"token {marker}, which stands for an image, was written {strays} times before one: this engine would "
+                f"token {marker}, which marks an image, was written {strays} times as text: this engine would "
                 "take it for the image's place"
             )
         tokens += [*text.tolist(), marker]

@@ -132,8 +132,8 @@ class InferenceServer(StreamedSampler):
 
     def _other(self, label: str | None) -> "OtherWeights":
         return OtherWeights(
-            f"{self.name} does not have the weights it was given ({self._label}) but "
-            f"{label or 'those it started with'}: another server answers there, or somebody else gives it weights"
+            f"{self.name} has other weights than it was given ({self._label}): "
+            f"{label or 'those it started with'}: another server runs there, or another program gives it weights"
         )
 
     async def _vouch(self) -> None:

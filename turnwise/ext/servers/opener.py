@@ -107,7 +107,7 @@ class GuestOpener(Opener):
         except BaseException:
             await asyncio.shield(asyncio.gather(*(replica.close() for replica in replicas), return_exceptions=True))
             raise
-        say(f"{config.engine.name}: {sampler.capabilities}; that its tokens do not depend on batching is not proven")
+        say(f"{config.engine.name}: {sampler.capabilities}; batch invariance of its tokens is not proven")
         return OpenSampler(sampler, usable_cores())
 
     async def check(self, config: Config) -> str | None:
@@ -120,7 +120,8 @@ class GuestOpener(Opener):
         process = await asyncio.create_subprocess_exec(python, "-c", seek, stdin=asyncio.subprocess.DEVNULL)
         if await process.wait():
             raise ConfigError(
-                f"engine={config.engine.name}: {python} has no package {self.package}; {self.missing} (docs/engines.md)"
+                f"engine={config.engine.name}: {python} has no package {self.package}; {self.missing} "
+                "(docs/ext/servers.md)"
             )
         return f"{python} has {self.package}"
 
@@ -208,8 +209,8 @@ class GuestOpener(Opener):
             return None
         if self.takes_first_gpus and count > 1 and not engine.sleep:
             raise ConfigError(
-                f"engine={engine.name} writes on the first GPU(s), which learner.processes={count} takes too: take "
-                "servers, which have the last ones, or set engine.sleep=true to share them in turn"
+                f"engine={engine.name} uses the first GPU(s), which learner.processes={count} uses too: use a server "
+                "engine, which uses the last GPUs, or set engine.sleep=true to take turns"
             )
         if server_gpus + count <= gpus and not self.takes_first_gpus:
             return None
@@ -303,7 +304,7 @@ class ServersOpener(GuestOpener):
         servers = section(config, ServersConfig)
         if servers.addresses and servers.replicas > 1:
             raise ConfigError(
-                f"servers.replicas={servers.replicas} are started where servers.addresses names none to attach to"
+                f"servers.replicas={servers.replicas} starts servers, but servers.addresses names running ones: set one"
             )
         addresses = [server_address(url) for url in servers.addresses]
         if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
@@ -360,11 +361,11 @@ def _refuse_idle(engine: EngineConfig, servers: ServersConfig) -> None:
     for name, value in started.items() if servers.addresses else ():
         if value:
             raise ConfigError(
-                f"{name}={value} is for servers that are started, and servers.addresses names some that run"
+                f"{name}={value} is for servers that Turnwise starts, but servers.addresses names running ones"
             )
     if engine.model is not None and not servers.addresses:
         raise ConfigError(
-            f"engine.model={engine.model} chooses of what servers that run serve; servers.addresses is empty"
+            f"engine.model={engine.model} chooses a model of running servers, but servers.addresses is empty"
         )
 
 
@@ -374,8 +375,7 @@ def _refuse_options(servers: ServersConfig) -> None:
     for option, _ in named_options(servers.options):
         if option.replace("_", "-") in _OURS:
             raise ConfigError(
-                f"servers.options: {option} is Turnwise's to say; with another one its tokens or "
-                "log-probs would not be those that are asked for"
+                f"servers.options: {option} is set by Turnwise; with another value tokens or log-probs would be wrong"
             )
         if option.replace("_", "-") in _SECRETS:
             raise ConfigError(

@@ -273,7 +273,7 @@ class Replicas:
     async def _restart(self, seat: _Seat) -> None:
         if seat.restarts >= MOST_RESTARTS:
             why = f"; the last time: {seat.lost_by}" if seat.lost_by else ""
-            raise EngineError(f"{seat.restarts} restarts in a row brought no turn{why}")
+            raise EngineError(f"no turn was written after {seat.restarts} restarts in a row{why}")
         seat.restarts += 1
         seat.version = None
         await seat.replica.restart()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from turnwise.config import Config
 
 GROUP = "services"
-HELP = "serve repositories to other machines: sessions of bash and edit, and how their tests go (docs/ext/swe.md)"
+HELP = "serve repositories to other machines: bash and edit sessions, and test results (docs/ext/swe.md)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f'the server needs {error.name}: pip install "turnwise[swe]"') from error
     config, token = config_to_serve(args)
     if section(config, SweConfig).url is not None:
-        raise ConfigError("swe.url names another server; this command is one")
+        raise ConfigError("swe.url names another server: leave it out, this command starts one")
     from turnwise.ext.sandbox.shell.pool import shell_settings
 
     settings = server.SweServerSettings(shell_settings(section(config, SandboxConfig)))

@@ -7,7 +7,7 @@ from turnwise.config.knobs import knob, reaches, url, was
 
 @dataclass
 class SweConfig:
-    """Where the tools bash, edit and finish work (docs/swe.md)."""
+    """Where the tools bash, edit and finish work (docs/ext/swe.md)."""
 
     url: str | None = knob(None, url(), reaches("network"), was("sandbox.swe_url"))
     """The address of a server of repositories, for the tools bash, edit and finish, such as http://sandbox:8081; the

@@ -198,7 +198,7 @@ def advice(error: ImportError, place: str) -> str | None:
         return f"verl is not installed; {instead(place)}"
     lacking = "which is not installed and has no stand-in here"
     if not isinstance(error, ModuleNotFoundError):  # the module is there, a name in it is not
-        lacking = f"in which there is no such name here ({error.msg})"
+        lacking = f"which has no such name here ({error.msg})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         words = (frame.line or "").replace(",", " ").split()
         if words[:1] in (["from"], ["import"]) and _is_verl(words[1]):

@@ -111,7 +111,7 @@ def _takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
 
 
 def solution_of(trajectory: Trajectory) -> str:
-    """What verl's functions get as the solution: the last answer; with compat.strict all that followed the prompt."""
+    """What verl's functions get as the solution: the last answer; with verl.strict all that followed the prompt."""
     whole = trajectory.artifacts.get("solution_str")
     if isinstance(whole, str):
         return whole

@@ -41,7 +41,7 @@ class VllmHere(GuestOpener):
     """Of `engine=vllm`: vLLM in this process."""
 
     package = "vllm"
-    missing = "install it beside Turnwise"
+    missing = "install it in Turnwise's environment"
     takes_first_gpus = True
     copies_variable = COPIES
 

@@ -95,7 +95,7 @@ class VllmServer(InferenceServer):
             if "cpu" in device and WeightsFolder in self.capabilities.updates:
                 raise EngineError(
                     f"{self.name} runs on a CPU, where vLLM's own reloading leaves out the output layer: start it with "
-                    "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+                    "--worker-extension-cls vllm_worker.WeightReader (docs/ext/vllm.md)"
                 )
 
     async def _check_extension(self) -> None:
@@ -107,7 +107,7 @@ class VllmServer(InferenceServer):
         except EngineError as error:
             raise EngineError(
                 f"{self.name} has a worker extension that does not tell which weights it loaded: start it with the "
-                f"vllm_worker.WeightReader of this version of Turnwise (docs/engines.md; {error})"
+                f"vllm_worker.WeightReader of this version of Turnwise (docs/ext/vllm.md; {error})"
             ) from error
 
     async def _tells(self) -> str | None:
@@ -195,7 +195,7 @@ class VllmServer(InferenceServer):
         if by_instance and begun is None and not isinstance(update, Adapter):
             raise EngineError(
                 f"{self.name} tells neither which weights it has nor which server it is: start it with "
-                "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+                "--worker-extension-cls vllm_worker.WeightReader (docs/ext/vllm.md)"
             )
         await self._give(update, label)
         if self.capabilities.media:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid = parser.add_argument_group("to-mcore")
     grid.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (default 1)")
     grid.add_argument("--pp", type=int, metavar="N", help="pipeline stages (default 1)")
-    grid.add_argument("--vpp", type=int, metavar="N", help="turns of each stage (default 1)")
+    grid.add_argument("--vpp", type=int, metavar="N", help="virtual stages of each pipeline stage (default 1)")
     grid.add_argument(
         "--vocab-multiple", type=int, metavar="N", help="rows a rank's vocabulary is padded to (default 128)"
     )

@@ -81,7 +81,7 @@ def verify(
                     continue  # a tied head that is not kept
                 if stored is None or not _same(slot, stored.read(), tensors, config, rank, grid.tensor):
                     raise EngineError(
-                        f"{slot.name} of stage {stage}, turn {turn}, rank {rank} is not the tensor it was"
+                        f"{slot.name} of stage {stage}, turn {turn}, rank {rank} changed in the conversion"
                     )
                 compared += 1
         first += layers

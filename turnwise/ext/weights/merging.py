@@ -79,8 +79,8 @@ def set_apart(
     scale = meta.get("lora_alpha") if alpha is None else alpha
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not scale > 0:
         raise ConfigError(
-            f"{folder} holds LoRA factors of rank {min(ranks)} and no {META} with their alpha, without which nobody "
-            "knows how much to add: give --lora-alpha, as training had it"
+            f"{folder} holds LoRA factors of rank {min(ranks)} but no {META} with their alpha, which sets the "
+            "scale of the update: give training's value with --lora-alpha"
         )
     factors = {module: (pair["A"], pair["B"]) for module, pair in halves.items()}
     return base, LoraFactors(factors, min(ranks), float(scale), str(meta.get("task_type") or "CAUSAL_LM"))
@@ -278,7 +278,7 @@ def _merge_step(step: Path, target: Path, merge: Merge, begin: Callable[[str, Me
         if problem is None:
             return MergeOutcome(step.name, MergeResult.skipped, "done already")
         if not (target / MANIFEST).is_file():
-            raise ConfigError(f"{target} exists and {problem}: it is another's, or half copied; --force replaces it")
+            raise ConfigError(f"{target} exists and {problem}: it is from elsewhere or incomplete; --force replaces it")
         again = f"again: {problem}"
         merge = dataclasses.replace(merge, force=True)
     check_target(target, merge.force, checkpoint.folder, checkpoint.companions)

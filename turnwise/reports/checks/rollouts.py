@@ -32,7 +32,7 @@ async def check_rollouts(prepared: Prepared, report: Report) -> None:
             for trajectory in await _play(prepared, report):
                 await _score(prepared, trajectory, report)
     except TimeoutError:
-        report.add(TIMED_OUT, Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
+        report.add(TIMED_OUT, Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; not finished")
     prepared.scoring.metrics()  # what was spent on trying is not the run's
 
 
@@ -78,7 +78,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
         report.add(name, Outcome.ERROR, text)
     else:
         if before != (trajectory.messages, trajectory.turns, trajectory.branches, trajectory.segments):
-            report.add(name, Outcome.ERROR, f"{spec} changes the messages, turns or tokens that it is given to read")
+            report.add(name, Outcome.ERROR, f"{spec} changes the messages, turns or tokens; it may only read them")
             return
         report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {answer!r:.80}")
 
@@ -97,7 +97,7 @@ def _problem(trajectory: Trajectory) -> str | None:
         return "the agent loop ended before the policy said anything: it never called chat.generate()"
     policy = origin_counts(trajectory.segments)[Origin.POLICY]
     if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.every_turn):
-        return f"the ledger holds {policy} policy tokens, the turns another number"
+        return f"the ledger holds {policy} policy tokens, but its turns count another number"
     check = trajectory.render_check
     if check is not None and check.problem is not None:
         return f"the recorded tokens differ from a full render {check.problem}"

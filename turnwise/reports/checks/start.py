@@ -33,7 +33,7 @@ async def check_before_run(*prepared: Prepared, say: Callable[[str], None]) -> N
     `say` gets a line when it takes long, and one for what took too long.
     """
     report = Report()
-    waiting = "one scripted episode per data source is being tried out: tools, users or scorers take their time"
+    waiting = "checking one scripted episode per data source; tools, users or scorers are slow"
     slow_notice = asyncio.get_running_loop().call_later(SLOW_SECONDS, say, waiting)
     try:
         await run_checks(prepared, report)
@@ -154,7 +154,7 @@ def _way_out(renderer: Renderer) -> str:
     """Another template: ours where the model knows its marks."""
     if all(mark in renderer.tokenizer.added_ids for mark in CHATML):
         return "try chat.template=chatml_hermes"
-    return "set chat.template=FILE to one that does (chatml_hermes writes marks that this tokenizer has not as tokens)"
+    return "set chat.template=FILE to one that does (chatml_hermes needs tokens that this tokenizer lacks)"
 
 
 def _check_generation_prompt(renderer: Renderer) -> None:

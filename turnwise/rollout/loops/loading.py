@@ -62,7 +62,7 @@ class Loops:
         self._entries: dict[str, LoopEntry] = read_files(config, "loop_files")
         self._made: dict[str, Loop] = {}
         if self._config.agent_options and self._config.agent is None:
-            raise ConfigError("rollout.agent_options are those of rollout.agent, which is not set")
+            raise ConfigError("rollout.agent_options needs rollout.agent, which is not set")
 
     def get(self, agent: str) -> Loop:
         """The loop of a name, with its options filled in. Code is imported only where the config names it."""

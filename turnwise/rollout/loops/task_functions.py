@@ -71,7 +71,7 @@ class _Session:
             raise EpisodeError(f"{self._names['start']}: a sid is text or a number, not {self.sid!r:.80}")
         key = (self._names["start"], self.sid)
         if key in _live:  # the other's to end
-            raise EpisodeError(f"{key[0]} gave the sid {self.sid!r} to two episodes at once: take the one it is given")
+            raise EpisodeError(f"{key[0]} gave the sid {self.sid!r} to two episodes at once: use the sid it receives")
         _live.add(key)
         self._opened = True
         return dict(answer)

@@ -95,7 +95,7 @@ class Toolbox:
             if name not in self.tools:
                 if name not in builtin_tools():
                     named = name[:LONGEST_NAME]
-                    hint = f"which nobody offers: {nearest(named, [*self.tools, *builtin_tools()])}"
+                    hint = f"which is not available: {nearest(named, [*self.tools, *builtin_tools()])}"
                     raise PluginError(f"sample {sample.id}: tool_selection names {named!r}, {hint}")
                 self._add(load_tool(name, self._run))
         return sample.tools

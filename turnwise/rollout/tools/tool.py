@@ -277,7 +277,7 @@ def tool(
             raise PluginError(f"{reprlib.repr(target)} is not a tool: decorate a typed function with @tool")
         tool_name = name or getattr(target, "__name__", None) or type(target).__name__
         if any(test(target) for test in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
-            raise PluginError(f"tool {tool_name!r} yields: a tool is called once and returns its reply")
+            raise PluginError(f"tool {tool_name!r} is a generator: a tool must return its reply")
         if timeout <= 0 or concurrency < 1:
             raise PluginError(f"tool {tool_name!r}: timeout must be above 0 and concurrency at least 1")
         if schema is None:

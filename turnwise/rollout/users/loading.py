@@ -122,7 +122,7 @@ def as_user(value: object, name: str, options: Mapping[str, Any]) -> User:
 
 def _function_options(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise PluginError(f"interaction {name!r} yields: a user is asked once a turn and returns what it says")
+        raise PluginError(f"interaction {name!r} is a generator: a user must return its reply, once a turn")
     values = keyword_options(function, options, f"interaction {name}", _OPTIONS)
     try:
         inspect.signature(function).bind(None, **values)

@@ -163,7 +163,7 @@ def _read_turn(entry: Any, where: str) -> ScriptStep:
         problem = f"{where}{'.' if location else ''}{location}: {first['msg']}, not {first['input']!r:.80}"
         raise ConfigError(problem) from error
     if not turn.say and not turn.end:
-        raise ConfigError(f"{where}: needs what to say, or end: true")
+        raise ConfigError(f"{where}: set say (a text), or end: true")
     return turn
 
 

@@ -65,7 +65,7 @@ class Reply:
     end: bool = False
     """The user leaves: the text is not shown to the model."""
     note: Mapping[str, Any] | None = None
-    """JSON values to be kept with the trajectory, in `interaction_notes`."""
+    """JSON values to be kept with the trajectory, in `facts.user_notes`."""
 
 
 class UserSession(Protocol):

@@ -26,7 +26,7 @@ class Budget:
         self._stats.over_budget += 1
         problem = f"the judge's budget is spent ({', '.join(spent)})"
         if self._settings.when_spent is WhenSpent.stop:
-            raise TurnwiseError(f"{problem}: the run can be resumed, and then has as much again")
+            raise TurnwiseError(f"{problem}: resume the run to go on with a new budget of the same size")
         raise ScoringFailed(problem)
 
     def take_tokens(self, count: int | None) -> None:
@@ -56,6 +56,6 @@ def refuse_budget(options: Mapping[str, Any], where: str) -> None:
         for name in BUDGETS:
             if table.get(name) is not None:
                 raise ConfigError(
-                    f"judge: {name}={table[name]} is counted by the run's own process, and {where} asks from others; "
-                    "scoring.run=inline asks from it"
+                    f"judge: {name}={table[name]} is counted in this process, but {where} asks from other processes; "
+                    "set scoring.run=inline"
                 )

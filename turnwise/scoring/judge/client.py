@@ -236,7 +236,7 @@ class JudgeClient:
 
     def _outage(self) -> str:
         last = "; ".join(endpoint.problem for endpoint in self.endpoints)
-        return f"every endpoint is left alone after failing {self.settings.breaker_failures} times in a row: {last}"
+        return f"every endpoint failed {self.settings.breaker_failures} times in a row and is paused: {last}"
 
     async def _at(self, endpoint: JudgeEndpoint, work: Callable[[JudgeEndpoint], Awaitable[Result]]) -> Result:
         """One try at one endpoint, with its load, health and outcome kept."""

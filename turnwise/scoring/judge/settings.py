@@ -150,7 +150,9 @@ def split_urls(text: str) -> list[str]:
 
 def _check_url(text: str) -> None:
     if has_userinfo(text):
-        raise ConfigError("judge: no name or password in an address, since it is shown: name the key's in api_key_env")
+        raise ConfigError(
+            "judge: no name or password in an address: put the key into the variable that api_key_env names"
+        )
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:

@@ -124,7 +124,7 @@ class HttpRunner:
         except AttemptFailed:
             return None
         if status in _FORBIDDEN:
-            raise ConfigError(f"the reward server {self.url} refuses the token, or misses one: {_short(answer)}")
+            raise ConfigError(f"the reward server {self.url}: the token is wrong or missing: {_short(answer)}")
         try:
             return Served.model_validate_json(answer).scorers if status == 200 else None
         except ValidationError:

@@ -84,7 +84,7 @@ class ConsoleTracker:
         if len(self._seconds) == FORECAST_AFTER and rest > 0:
             later = self._seconds[1:]  # the first one also fills what is collected ahead
             minutes = sum(later) / len(later) * rest / 60
-            self._note(f"forecast: about {minutes:.1f} minutes for the other {rest} steps, evaluations apart")
+            self._note(f"forecast: about {minutes:.1f} minutes for the remaining {rest} steps, without evaluations")
 
     def _note(self, text: str, *, printed: bool = True) -> None:
         self._run.log(text)

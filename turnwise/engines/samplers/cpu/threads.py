@@ -45,8 +45,8 @@ class ThreadChoice:
     def promise(self) -> str:
         """What a user may rely on, as the end of a sentence."""
         if self.invariant:
-            return "a conversation's tokens do not depend on what else is computed (proven bit by bit on this machine)"
-        why = self.unproven or "this machine's arithmetic rounds otherwise in other batches (no exact way was found)"
+            return "a conversation's tokens do not depend on the rest of the batch (proven bit by bit on this machine)"
+        why = self.unproven or "rounding on this machine depends on the batch (no exact method was found)"
         return f"{why}, so the same seed can write other tokens when episodes run in another order"
 
 

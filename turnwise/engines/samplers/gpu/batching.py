@@ -187,7 +187,7 @@ class DeviceBatcher:
                     f"no room for a cache of {pages * PAGE} tokens, trying half of it; {KNOB} says how much to take"
                 )
                 pages //= 2
-        raise EngineError(f"there is no room for a cache of keys and values: change {KNOB}")
+        raise EngineError(f"no GPU memory is left for the KV cache: change {KNOB}")
 
     def waited(self, request: QueuedRequest) -> float:
         """Seconds a request has waited for its slot or stood still; any thread may ask."""

@@ -170,7 +170,7 @@ def malformed_burst(table: Table, series: Series) -> DetectorFinding | None:
         "episodes with a call that could not be read",
         "malformed > 0",
         "Read what was written instead of a call, and what the policy had learned in the steps before; if the "
-        "reward of these steps is no lower than before, broken calls are paid for.",
+        "reward of these steps is no lower than before, broken calls are rewarded.",
         ("tool_calls/malformed", "critic/score/mean"),
         lambda rows: (rows.number("malformed") > 0).astype(np.float64),
     )
@@ -217,7 +217,7 @@ def tool_error_burst(table: Table, series: Series) -> DetectorFinding | None:
             "A burst of failing tool calls",
             "episodes with a call that failed",
             "failed_calls > malformed",
-            "See on the page of tools how they failed: a service that was away for a while teaches not to call it.",
+            "See on the page of tools how they failed: a service that was down teaches the policy not to call it.",
             ("tool_calls/error", "tool_calls/timeout", "tool_calls/bad_arguments"),
             lambda rows: (rows.number("failed_calls") > rows.number("malformed")).astype(np.float64),
         ),
@@ -250,7 +250,7 @@ def failure_burst(table: Table, series: Series) -> DetectorFinding | None:
             "A burst of failed episodes",
             "episodes that failed",
             "failure != null",
-            "See what failed at that time. The steps learned from the episodes that happened to survive.",
+            "See what failed at that time. These steps learned only from the episodes that did not fail.",
             ("trajectories/failed", "scoring/failure_rate"),
             lambda rows: (rows.codes("failure") >= 0).astype(np.float64),
             (FAILED_WATCH, FAILED_ALARM),

@@ -208,7 +208,7 @@ def infrastructure(table: Table, series: Series) -> DetectorFinding | None:
         severity,
         title,
         f"{text} Most often: {reason[:200]}",
-        "Mend this first: failed episodes are left out, so the policy learns from what happened to survive.",
+        "Fix this first: failed episodes are left out, so the policy learns from what happened to survive.",
         steps,
         listed,
         "train",

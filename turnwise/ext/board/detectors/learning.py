@@ -211,7 +211,7 @@ def not_finite(table: Table, series: Series) -> DetectorFinding | None:
     curves = [(name, curve) for name in LOSSES if len(curve := Curve.of(series, name))]
     if not curves:
         return None
-    title, metrics = "Numbers that are none", tuple(name for name, _ in curves)
+    title, metrics = "Values that are not finite", tuple(name for name, _ in curves)
     bad = [(name, curve, curve.steps[~np.isfinite(curve.values)]) for name, curve in curves]
     bad = [entry for entry in bad if len(entry[2])]
     if not bad:

@@ -59,8 +59,8 @@ DEFAULTS: dict[str, Any] = {
 UNREAD = ("defaults", "hydra")
 """Sections that say how a file is put together, not what is run."""
 SECTIONS = {
-    "ray_kwargs.": "cluster=ray starts or joins one, by cluster.*",
-    "ray_init.": "cluster=ray starts or joins one, by cluster.*",
+    "ray_kwargs.": "cluster=ray starts or joins a cluster; see ray.*",
+    "ray_init.": "cluster=ray starts or joins a cluster; see ray.*",
     "global_profiler.": "every run records where its time goes",
     "transfer_queue.": "batches go to the learner by themselves",
     "skip.": "a run keeps every trajectory: `turnwise rescore` reads them again",
@@ -180,7 +180,7 @@ def _without_rule(key: str, value: Any, names: Mapping[str, str]) -> Fate:
         return Fate(key, value, FateKind.NOT_SUPPORTED, f"not carried over by itself; see {text}")
     if (section := _section(key)) is not None:
         return Fate(key, value, FateKind.NOT_NEEDED, section)
-    return Fate(key, value, FateKind.NOT_SUPPORTED, "nothing here stands for it")
+    return Fate(key, value, FateKind.NOT_SUPPORTED, "there is no equivalent here")
 
 
 def _unset(value: str) -> str:

@@ -45,7 +45,7 @@ def fixed(values: tuple[Any, ...], why: str, instead: str) -> Rule:
     def rule(value: Any, all_: Flat) -> dict[str, Any] | str:
         if value in values:
             return why
-        raise Unsupported(f"{value} is not here; {instead}")
+        raise Unsupported(f"{value} is not supported; {instead}")
 
     return rule
 

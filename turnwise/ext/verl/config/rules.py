@@ -24,7 +24,7 @@ def choice(key: str, names: Mapping[str, Any], instead: str) -> Rule:
 
     def rule(value: Any, all_: Flat) -> dict[str, Any] | str:
         if str(value) not in names:
-            raise Unsupported(f"{value} is not here; {instead}")
+            raise Unsupported(f"{value} is not supported; {instead}")
         return {key: names[str(value)]}
 
     return rule
@@ -146,7 +146,7 @@ def _truncation(value: Any, all_: Flat) -> dict[str, Any] | str:
 
 def _agent(value: Any, all_: Flat) -> dict[str, Any] | str:
     if value == "single_turn_agent":
-        return "the loop of rows that name none follows from tools and interaction"
+        return "rows without a loop get theirs from tools and interaction"
     return {"rollout.agent": "tool_calling" if value == "tool_agent" else value}
 
 
@@ -298,7 +298,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.optim.lr": to("learner.lr"),
     f"{ACTOR}.optim.weight_decay": to("learner.weight_decay"),
     f"{ACTOR}.optim.lr_warmup_steps": _warmup,
-    f"{ACTOR}.optim.warmup_style": choice("learner.decay", {"constant": "constant", "cosine": "cosine"}, "linear"),
+    f"{ACTOR}.optim.warmup_style": choice("learner.decay", {n: n for n in ("constant", "cosine")}, "see learner.decay"),
     f"{ACTOR}.optim.lr_scheduler_type": choice(
         "learner.decay", {"constant": "constant", "cosine": "cosine"}, "learner.decay is constant, linear or cosine"
     ),
@@ -327,7 +327,7 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_ctrl.target_kl": _part_of("algorithm.use_kl_in_reward"),
     "algorithm.rollout_correction.rollout_is_threshold": _part_of("algorithm.rollout_correction.rollout_is"),
     f"{ROLLOUT}.name": lambda value, all_: (
-        "engine.name is ours where nobody sets it; engine=vllm_server or sglang_server writes with theirs"
+        "the default engine is Turnwise's own; engine=vllm_server or sglang_server takes theirs"
     ),
     f"{ROLLOUT}.prompt_length": to("data.max_prompt_tokens"),
     f"{ROLLOUT}.agent.num_workers": lambda value, all_: "any number of episodes run at once: rollout.concurrency",

@@ -280,7 +280,7 @@ def _notes(run: ScriptRun, launches: Sequence[_Launch], chosen: _Launch, unread:
     yield f"read: {chosen}, as bash in the sandbox would start it"
     if len(launches) > 1:
         lines = "; ".join(map(str, launches[-MOST_NAMED:]))
-        yield f"{len(launches)} programs are started with keys, and one is read, the last that trains a policy: {lines}"
+        yield f"{len(launches)} programs get config keys; only the last that trains a policy is read: {lines}"
     if run.inherited:
         yield f"from your environment: {', '.join(run.inherited)}"
     if unread:
