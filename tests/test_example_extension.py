@@ -89,15 +89,23 @@ def test_an_entry_point_that_cannot_be_used_is_one_line(
 @pytest.mark.parametrize(
     ("brings", "words", "problem"),
     [
-        ('verbs={"train": "x"}', ["--help"], "its verbs have 'train', which Turnwise itself has"),
-        ('verbs={"weights": "x"}', ["--help"], "its verbs have 'weights', which the extension 'weights' has"),
+        ('verbs={"train": "x"}', ["--help"], "'train' in its verbs is already used by Turnwise itself"),
+        ('verbs={"weights": "x"}', ["--help"], "'weights' in its verbs is already used by the extension 'weights'"),
         (
             'tools={"calculate": "x:y"}',
             ["eval", "eval.samples=1"],
-            "its tools have 'calculate', which Turnwise itself has",
+            "'calculate' in its tools is already used by Turnwise itself",
         ),
-        ('scorers={"gsm8k": "x:y"}', ["eval", "eval.samples=1"], "its scorers have 'gsm8k', which Turnwise itself has"),
-        ('tools={"bash": "x:y"}', ["eval", "eval.samples=1"], "its tools have 'bash', which the extension 'swe' has"),
+        (
+            'scorers={"gsm8k": "x:y"}',
+            ["eval", "eval.samples=1"],
+            "'gsm8k' in its scorers is already used by Turnwise itself",
+        ),
+        (
+            'tools={"bash": "x:y"}',
+            ["eval", "eval.samples=1"],
+            "'bash' in its tools is already used by the extension 'swe'",
+        ),
     ],
 )
 def test_a_name_that_is_taken_is_refused(tmp_path: Path, brings: str, words: list[str], problem: str) -> None:

@@ -212,7 +212,7 @@ def test_refusals_propose_the_nearest_name() -> None:
     assert "did you mean 'content'?" in refusal(prompt=[{"role": "user", "contents": "a"}])
     assert "did you mean 'promt'?" in refusal(prompt=None, promt="x")
     called = {"role": "assistant", "tool_calls": [{"id": "1"}]}
-    assert "prompt[0].tool_calls: calls of an earlier turn" in refusal(prompt=[called])
+    assert "prompt[0].tool_calls: put the calls of an earlier turn into `content`" in refusal(prompt=[called])
 
 
 def test_deep_nesting_and_huge_values_are_answered_in_one_short_line() -> None:

@@ -83,7 +83,7 @@ def test_an_evaluation_has_weights_and_a_cache():
     assert found.learning == found.optimizer == 0 and found.weights == 2 * SMALL.weights
     assert [line.split()[0] for line in found.lines()][1:] == ["weights", "cache"]
     assert found.as_json()["cached_tokens"] == 2048 * 1536
-    with pytest.raises(ConfigError, match="lacks"):
+    with pytest.raises(ConfigError, match="GiB are missing"):
         plan(training=None, size=SEVEN, gpu=Gpu("small", 16 * 2**30))
 
 

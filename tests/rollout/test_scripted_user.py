@@ -77,7 +77,7 @@ def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words)
         ([], "a non-empty list"),
         ("say", "a non-empty list"),
         ([3], r"turns\[0\]: .*dictionary"),
-        ([{}], "set say (a text), or end: true"),
+        ([{}], r"set say \(a text\), or end: true"),
         ([{"say": "a", "when": {"contain": "b"}}], "unknown key 'contain': did you mean 'contains'"),
         ([{"say": "a", "times": 0}], r"turns\[0\].times: .*greater than or equal to 1"),
         ([{"say": "a", "end": "yes"}], r"turns\[0\].end: .*valid boolean"),

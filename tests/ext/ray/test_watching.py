@@ -113,7 +113,7 @@ def test_all_that_follows_from_one_loss_of_the_learner_counts_as_one(monkeypatch
     died = [errors().ActorDiedError() for _ in range(MOST_TRIES - 1)]
     said: list[str] = []
     learner = learner_of([None, *died, None], said)
-    learner.revive(learner._actor, EngineLost("the learner went away (ActorUnavailableError)"))
+    learner.revive(learner._actor, EngineLost("the learner was lost (ActorUnavailableError)"))
     assert learner.losses == 1 and "restored from the start" in said[-1], said
     learner.close()
 
@@ -134,9 +134,9 @@ def test_a_learner_that_cannot_be_made_again_or_is_lost_again_and_again_stops_th
     monkeypatch.setattr(learner_module, "PAUSE_SECONDS", 0.0)
     learner = learner_of([None, *(errors().ActorDiedError() for _ in range(MOST_TRIES))], [])
     with pytest.raises(EngineError, match=f"could not be restored in {MOST_TRIES} tries: .*ActorDiedError"):
-        learner.revive(learner._actor, EngineLost("the learner went away"))
+        learner.revive(learner._actor, EngineLost("the learner was lost"))
     learner = learner_of([None] * (MOST_LOSSES + 2), [])
-    with pytest.raises(EngineError, match=f"the learner went away {MOST_LOSSES + 1} times in a row"):
+    with pytest.raises(EngineError, match=f"the learner was lost {MOST_LOSSES + 1} times in a row"):
         learner.score(None, None)  # type: ignore[arg-type]
     assert learner.losses == MOST_LOSSES + 1
 

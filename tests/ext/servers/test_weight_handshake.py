@@ -186,7 +186,7 @@ def test_an_address_that_leads_now_here_now_there_ends_in_one_clear_line(tmp_pat
         server: InferenceServer, replicas: Replicas, address: Address, first: Model, said: list[str]
     ) -> None:
         await replicas.publish(WeightsFolder(folder(tmp_path / "w", 3)), 7)
-        with pytest.raises(EngineError, match="no replica is left: .*restarts in a row .*another server runs there"):
+        with pytest.raises(EngineError, match="no replica is left: .*restarts in a row.*another server runs there"):
             for number in range(MOST_RESTARTS + 2):
                 address.lead_to(Model(weights=50, instance=f"i{number}"))
                 try:
