@@ -315,7 +315,7 @@ def peer(run: RunDir, shards: Sequence[str], folder: Path) -> list[tuple[float, 
     """(seconds, CPU seconds) for one trajectory the plain way; writing the step's JSONL is not counted."""
     import pandas
 
-    from turnwise.storage.trajectories import read_trajectories
+    from turnwise.storage.trajectories.files import read_trajectories
 
     taken = []
     for shard in shards:

@@ -25,8 +25,8 @@ from turnwise.config.choices import Offload, OptimizerName
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, RopeConfig
 
 SHAPE = DecoderConfig(
     "llama", 49_152, 576, 1536, 30, 9, 3, 64, 8192, norm_eps=1e-5, rope=RopeConfig(theta=100_000.0), tied=True

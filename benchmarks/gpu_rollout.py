@@ -74,7 +74,7 @@ def zero(trajectory: Any) -> float:
 
 
 def prepared_of(folder: str, samples: list[Any], overrides: list[str], interaction: Any) -> Any:
-    from turnwise.data.compose import configure
+    from turnwise.data.task_config import configure
     from turnwise.rollout.prepare import prepare
 
     config = configure(
@@ -98,7 +98,7 @@ async def play(
 ) -> list[tuple[int, float, list[Any], float | None]]:
     """(tokens, seconds, trajectories, idle share of the GPU) of each round; not of a run's very first, in which every
     episode is self-checked."""
-    from turnwise.reports.measure import play_all
+    from turnwise.reports.evaluation_run import play_all
     from turnwise.rollout.prepare import token_context
 
     context = token_context(prepared, prepared.renderer, sampler, prepared.config.sampling)
@@ -120,9 +120,9 @@ def ours(arguments: argparse.Namespace) -> None:
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
-    from turnwise.engines.model.checkpoint_format import DecoderConfig
     from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.model.fused_decoder import FusedDecoder
+    from turnwise.engines.model.huggingface_folder import DecoderConfig
     from turnwise.engines.samplers.gpu.cuda import CudaSampler
 
     device = torch.device(arguments.device)
@@ -182,10 +182,10 @@ def _random(decoder: Any, config: Any) -> Any:
     """A model of random weights made on the GPU: a CPU would take minutes for billions."""
     import torch
 
-    from turnwise.engines.model import checkpoint_format
+    from turnwise.engines.model import huggingface_folder
 
     tensors = {}
-    for part in checkpoint_format.layout(config):
+    for part in huggingface_folder.layout(config):
         made = torch.empty(part.shape, dtype=torch.bfloat16)
         tensors[part.name] = (
             made.normal_(0.0, 0.02) if part.columns is not None else made.fill_("bias" not in part.name)

@@ -35,7 +35,7 @@ MICRO_BATCH = 64
 
 def config_of(arguments: argparse.Namespace, runs: str, *, turns: int = 1) -> Any:
     """The run as our config; the other side reads its samples and sizes from here too."""
-    from turnwise.data.compose import configure
+    from turnwise.data.task_config import configure
 
     user = ("rollout.interaction=code_verify", "rollout.max_user_turns=1") if turns > 1 else ()
     return configure(

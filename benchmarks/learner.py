@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import turnwise
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 
 MIDDLE = DecoderConfig("qwen3", 32_000, 384, 1024, 4, 6, 2, 64, 2048, tied=True)
 """About 20 million parameters, 12 of them in the embedding."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from turnwise.chat.tool_format import ToolFormat, load_format
+from turnwise.chat.calls.tool_format import ToolFormat, load_format
 from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall
 

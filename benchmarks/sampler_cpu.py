@@ -19,8 +19,8 @@ import torch
 import transformers
 
 import turnwise
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.samplers.cpu.threads import choose_threads, usable_cores
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams

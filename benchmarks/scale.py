@@ -29,13 +29,13 @@ from turnwise import configure
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, cluster_connection
 from turnwise.ext.ray.learner import LearnerWeights
 from turnwise.ext.ray.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
 from turnwise.ext.ray.samplers import ActorSampler, ClusterSamplers
-from turnwise.ext.ray.stored_weights import WeightsPlan, pack, unpack
+from turnwise.ext.ray.weight_store import WeightsPlan, pack, unpack
 from turnwise.train import train
 from turnwise.types import Completion, FinishReason, VersionRun
 

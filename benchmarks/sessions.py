@@ -24,12 +24,12 @@ from pathlib import Path
 
 import httpx
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.samplers.scripted import ScriptRequest
 from turnwise.ext.http_env.environment import EnvironmentClient, HttpEnvOptions
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import open_context, prepare
-from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.types import Message, Role, Sample, Trajectory
 
 SERVER = Path(__file__).parent.parent / "examples" / "http_env" / "server.py"

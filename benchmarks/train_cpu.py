@@ -48,7 +48,7 @@ class Step:
 
 def our_config(steps: int, prompts: int, siblings: int, threads: int, runs: Path) -> Any:
     """The run as our config; the other side reads its samples and sizes from here too."""
-    from turnwise.data.compose import configure
+    from turnwise.data.task_config import configure
 
     return configure(
         "task=arithmetic", "rollout.tools=[calculate]", "rollout.interaction=null", "rollout.agent=tool_calling",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image as Pictures
 
-from turnwise.chat.image_blocks import place_images
+from turnwise.chat.images.blocks import place_images
 from turnwise.data.images.trail import IDENTITY, Trail, turned
 from turnwise.ledger import Media
 from turnwise.rollout.sample_images import image_facts, stretched

@@ -247,8 +247,8 @@ def test_torch_is_not_imported_where_config_errors_are_found():
 
 def test_every_knob_is_read_where_it_has_an_effect():
     """A knob that nobody reads would be set in vain: each is an attribute of its own section somewhere."""
+    from turnwise.config.knob_usage import readers
     from turnwise.config.knobs import knobs_of
-    from turnwise.config.readers import readers
     from turnwise.config.sections import full_config
 
     read = readers()
@@ -272,7 +272,7 @@ def test_every_knob_is_read_where_it_has_an_effect():
 )  # fmt: skip
 def test_a_name_alone_does_not_count_as_reading_a_knob(body, read):
 
-    from turnwise.config.readers import reads, sections
+    from turnwise.config.knob_usage import reads, sections
 
     kinds = sections()
     fields = {section: {field.name for field in dataclasses.fields(kind)} for section, kind in kinds.items()}

@@ -17,7 +17,7 @@ import turnwise as tw
 from turnwise.commands.cli import main
 from turnwise.config import Config
 from turnwise.config.strict_yaml import parse_yaml, write_yaml
-from turnwise.data.compose import compose, configure
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError, TurnwiseError
 
 SCRIPTED = (

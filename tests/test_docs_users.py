@@ -9,7 +9,7 @@ from rich.console import Console
 
 from turnwise import evaluate, train
 from turnwise.commands.cli import main
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 
 ROOT = Path(__file__).parent.parent
 QUIET = Console(quiet=True)

@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from turnwise import Message, Role, Sample, ToolError, Trajectory, evaluate, tool
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
 from turnwise.ext.board.runs import Runs
 from turnwise.reports.evaluation import grade_all
-from turnwise.reports.measure import Failures
+from turnwise.reports.evaluation_run import Failures
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import run_group
 from turnwise.rollout.prepare import open_context, prepare
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import FinishReason, Image, Origin, StopReason, Turn
 
 QUIET = Console(quiet=True)
@@ -182,7 +182,7 @@ def test_the_failure_share_is_judged_only_on_enough_episodes() -> None:
 
 def test_every_episode_is_looked_at_once_for_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr("turnwise.reports.measure.is_failed", lambda t: bool(looked.append(t.sample.id)))
+    monkeypatch.setattr("turnwise.reports.evaluation_run.is_failed", lambda t: bool(looked.append(t.sample.id)))
     evaluate(script_config(tmp_path, "42"), samples=samples(20), scorer=correct, console=QUIET)
     assert len(looked) == len(set(looked)) == 20
 
@@ -353,7 +353,7 @@ def test_a_sandbox_whose_zygote_is_killed_while_the_run_starts_is_one_line(tmp_p
 
 
 def test_a_sandbox_lost_in_a_scorer_of_the_users_leaves_the_episode_without_a_reward(tmp_path) -> None:
-    from turnwise.ext.sandbox.process import SandboxLost
+    from turnwise.ext.sandbox.zygote_process import SandboxLost
 
     async def careless(trajectory: Trajectory) -> float:
         if trajectory.sample.id == "q1":

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from turnwise.config.compose import unread
-from turnwise.data.compose import compose
 from turnwise.data.loader import load_samples
+from turnwise.data.task_config import compose
 from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
 from turnwise.engines.opener import opener_of
 from turnwise.ext.servers import gpus as server_gpus

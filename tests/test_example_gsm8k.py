@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 
 FOLDER = Path(__file__).parent.parent / "examples" / "gsm8k_smollm2"
 CLIPS = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"

@@ -17,7 +17,7 @@ from turnwise.ext.tinylook.model.folder import write_folder
 from turnwise.ext.tinylook.model.network import fresh_model
 from turnwise.sft import fine_tune
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.ledger import COLUMNS, NO_VERSION, Ledger, Origin, TokenTrainingData, VersionRun
-from turnwise.storage.ledger_columns import origin_counts
+from turnwise.storage.trajectories.ledger_columns import origin_counts
 
 
 def test_policy_tokens_need_logprobs_and_versions_and_no_others_have_them() -> None:

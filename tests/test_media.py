@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from turnwise.chat.image_blocks import place_images
+from turnwise.chat.images.blocks import place_images
 from turnwise.engines.learners.device_batch import within
 from turnwise.ledger import Ledger, Media, MediaSpan, Origin, check_places
 from turnwise.system.image_bytes import digest_of

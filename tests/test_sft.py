@@ -24,7 +24,7 @@ from turnwise.ext.board.runs import Runs
 from turnwise.sft import SftReport, fine_tune
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
-from turnwise.storage.trajectories import read_trajectories, write_trajectories
+from turnwise.storage.trajectories.files import read_trajectories, write_trajectories
 from turnwise.train import train
 from turnwise.training.demonstrations import choose, find_files
 

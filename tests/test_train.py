@@ -27,7 +27,7 @@ from turnwise.storage import checkpoints, index
 from turnwise.storage.index import parse_line
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.train import train
 from turnwise.types import Trajectory
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from turnwise import configure
 from turnwise.errors import TurnwiseError
 from turnwise.scoring.failures import scoring_failed
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.train import train
 
 QUIET = Console(quiet=True)

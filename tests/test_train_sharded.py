@@ -17,7 +17,7 @@ from turnwise.reports.training import TrainReport
 from turnwise.storage.checkpoints import find_checkpoint
 from turnwise.storage.run_dir import RunDir
 from turnwise.train import train
-from turnwise.training.state import read_state
+from turnwise.training.runs.state import read_state
 
 SMALL = (
     "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",

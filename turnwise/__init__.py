@@ -12,8 +12,8 @@ from turnwise.extensions import named
 
 if TYPE_CHECKING:
     from turnwise.config import Config as Config
-    from turnwise.data.compose import configure as configure
     from turnwise.data.task import Task as Task
+    from turnwise.data.task_config import configure as configure
     from turnwise.errors import ToolError as ToolError
     from turnwise.errors import TurnwiseError as TurnwiseError
     from turnwise.eval import evaluate as evaluate
@@ -59,7 +59,7 @@ _HOMES = {
     "TurnwiseError": "turnwise.errors",
     "User": "turnwise.rollout.users.user",
     "UserTurn": "turnwise.rollout.users.user",
-    "configure": "turnwise.data.compose",
+    "configure": "turnwise.data.task_config",
     "evaluate": "turnwise.eval",
     "sft": "turnwise.sft",
     "tool": "turnwise.rollout.tools.tool",

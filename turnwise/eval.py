@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from turnwise.chat.selfcheck import render_problem
+from turnwise.chat.token_walk import render_problem
 from turnwise.config import Config
 from turnwise.config.check import check_config
-from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import EvalReport, grade_all
-from turnwise.reports.measure import by_source, keep_first_answers, play_all
+from turnwise.reports.evaluation_run import by_source, keep_first_answers, play_all
 from turnwise.reports.plan import plan_text
 from turnwise.reports.task_metrics import declared_by
 from turnwise.rollout.prepare import Prepared, open_context, prepare
@@ -21,11 +21,11 @@ from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
-from turnwise.storage.trajectories import write_jsonl
+from turnwise.storage.trajectories.files import write_jsonl
 from turnwise.system.files import check_place
 from turnwise.system.metrics import share
 from turnwise.system.stopping import run_stoppable
-from turnwise.training.run import Run, console_or_stderr, new_run, printer
+from turnwise.training.runs.run import Run, console_or_stderr, new_run, printer
 from turnwise.types import Sample, Trajectory
 
 

@@ -239,9 +239,9 @@ OURS = {
             "dataset": "turnwise.ext.verl.datasets:dataset",
         },
         verbs={"import-jsonl": "turnwise.ext.verl.import_command"},
-        configs={"verl": "turnwise.ext.verl.config.composing:compose_foreign"},
+        configs={"verl": "turnwise.ext.verl.translation.translate:compose_foreign"},
         keys="turnwise.ext.verl:keys.yaml",
-        section="turnwise.ext.verl.section:VerlConfig",
+        section="turnwise.ext.verl.config:VerlConfig",
     ),
     "vllm": Extension(
         engines={

@@ -28,7 +28,7 @@ from turnwise.ledger import Media
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.prepare import Prepared, open_context, prepare
-from turnwise.storage.images import prepare_again
+from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.choose import check_trackers
@@ -36,11 +36,11 @@ from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
 from turnwise.training.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
-from turnwise.training.resume import existing_run, resume_command
-from turnwise.training.run import console_or_stderr, printer
+from turnwise.training.runs.resume import existing_run, resume_command
+from turnwise.training.runs.run import console_or_stderr, printer
+from turnwise.training.runs.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
 from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
-from turnwise.training.sft_run import SftRun, open_sft_run
 from turnwise.types import Group, Sample, Trajectory
 
 POLICY, ADAPTER = "policy", "policy_adapter"

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from turnwise.chat.selfcheck import render_problem
+from turnwise.chat.token_walk import render_problem
 from turnwise.config import Config
 from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.reports.alerts import Alerts
-from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import in_a_line, step_metrics
-from turnwise.reports.measure import measure
+from turnwise.reports.evaluation_run import measure
 from turnwise.reports.plan import plan_text
 from turnwise.reports.task_metrics import declared_by
 from turnwise.reports.training import TrainReport, train_report
@@ -26,12 +26,12 @@ from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import trajectory_file
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.engines import Engines, open_engines
-from turnwise.training.loop_lag import LoopLag
-from turnwise.training.preparing import prepare_training
-from turnwise.training.run import console_or_stderr, printer
+from turnwise.training.event_loop_lag import LoopLag
+from turnwise.training.reward_shaping import count
+from turnwise.training.runs.prepare import prepare_training
+from turnwise.training.runs.run import console_or_stderr, printer
+from turnwise.training.runs.train_run import TrainRun, open_train_run
 from turnwise.training.sequences import to_sequences, trainable, write_back
-from turnwise.training.shaping import count
-from turnwise.training.train_run import TrainRun, open_train_run
 from turnwise.types import Sample
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from turnwise.commands.cli import main as turnwise
 from turnwise.config import Config
 from turnwise.config.compose import Composed, flat
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import TurnwiseError
 from turnwise.reports.preflight import Outcome, preflight
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.config.compose import flat
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.storage.transcript import transcript
 from turnwise.system.metrics import Share
 from turnwise.types import Trajectory

@@ -18,7 +18,7 @@ import results
 
 import turnwise as tw
 from turnwise.data.task import load_task
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Trajectory
 
 TASK = Path(__file__).resolve().parent / "task.py"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.data.tasks.arithmetic import SYSTEM, problem_at, write_out
-from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import config_from_hf
 from turnwise.rollout.toolbox.loading import load_tool
 from turnwise.rollout.users.code_verify import FEEDBACK
 from turnwise.sft import fine_tune

@@ -23,7 +23,7 @@ from turnwise.config import Config
 from turnwise.config.compose import flat
 from turnwise.ext.tinylook import measures
 from turnwise.ext.tinylook.language import Puzzle
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.system.image_sources import read_image
 from turnwise.types import CallStatus, Image, Role, Trajectory
 

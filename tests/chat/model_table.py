@@ -27,10 +27,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat import trials
-from turnwise.chat.trials import Exchange
+from turnwise.chat.template import trials
+from turnwise.chat.template.trials import Exchange
 from turnwise.config.choices import HistoryPolicy
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import TurnwiseError
 from turnwise.reports.preflight import Report, preflight
 from turnwise.rollout.prepare import prepare

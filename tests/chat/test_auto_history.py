@@ -7,13 +7,13 @@ import pytest
 from chat_families import SCHEMA, TEMPLATES, Talk
 from public_templates import save_tokenizer
 
-from turnwise.chat.forecast import TemplateForecast, forecast
-from turnwise.chat.format_trial import find_format
-from turnwise.chat.forms import CallForm
+from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.renderer import Renderer
+from turnwise.chat.template.history_forecast import TemplateForecast, forecast
+from turnwise.chat.template.message_forms import CallForm
+from turnwise.chat.template.trials import Course
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import load_format
-from turnwise.chat.trials import Course
 from turnwise.config.choices import HistoryPolicy
 from turnwise.types import Message, Origin, Role, ToolCall
 

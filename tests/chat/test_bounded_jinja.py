@@ -5,9 +5,9 @@ import pytest
 from public_templates import save_tokenizer, template_names, template_source
 from transformers.utils import chat_template_utils
 
-from turnwise.chat import bounded_jinja, template_costs
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
+from turnwise.chat.template import bounded_jinja, costs
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import TemplateError
 
@@ -95,8 +95,8 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True)
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_costs, "MOST_STEPS", 100_000)
-    monkeypatch.setattr(template_costs, "MOST_CHARACTERS", 16 << 20)
+    monkeypatch.setattr(costs, "MOST_STEPS", 100_000)
+    monkeypatch.setattr(costs, "MOST_CHARACTERS", 16 << 20)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -113,7 +113,7 @@ def test_one_that_waits_for_its_moment_is_an_error_then(folder, tmp_path):
     path.write_text("{% if messages|length > 12 %}{{ 'x' * 10000000000 }}{% endif %}" + PLAIN)
     tested = Renderer(Tokenizer(folder("qwen25"), str(path)), hermes)
     conversation = [{"role": "user", "content": "hi"}] * 13
-    with pytest.raises(template_costs.TooCostly):
+    with pytest.raises(costs.TooCostly):
         tested.tokenizer.apply_template(conversation, [], True, {})
     assert tested.tokenizer.apply_template(conversation[:1], [], True, {}).endswith("assistant"), "the next is well"
 
@@ -124,7 +124,7 @@ def test_one_that_takes_too_long_again_and_again_gets_less_time(folder, tmp_path
     tokenizer, hello = Tokenizer(folder("qwen25"), str(path)), {"role": "user", "content": "hi"}
     said = []
     for _ in range(bounded_jinja.STRIKES + 1):
-        with pytest.raises(template_costs.TakesTooLong) as raised:
+        with pytest.raises(costs.TakesTooLong) as raised:
             tokenizer.apply_template([hello, hello], [], True, {})
         said.append(str(raised.value))
     assert said == ["it takes more than 100,000 steps"] * 2 + ["it takes more than 5,000 steps"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.types import Message
 
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'

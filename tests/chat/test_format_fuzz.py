@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.system.plugins import names_in
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from turnwise.chat.argument_types import typed
-from turnwise.chat.tool_format import ToolFormat, load_format
+from turnwise.chat.calls.argument_types import typed
+from turnwise.chat.calls.tool_format import ToolFormat, load_format
 from turnwise.errors import TemplateError
 from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall

@@ -9,11 +9,11 @@ from chat_families import CHATML, Talk, _byte_level
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat.format_trial import find_format
-from turnwise.chat.infer_format import by_signs, choose_format
+from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.format_words import by_signs, choose_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.renderer import CallForm, Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import load_format
 from turnwise.errors import PluginError
 from turnwise.types import FinishReason, Message, Origin, Role, ToolCall
 

@@ -11,9 +11,9 @@ from model_table import build, trl_templates
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat.format_trial import find_format
+from turnwise.chat.calls.format_trial import find_format
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import TemplateError
 from turnwise.rollout.prepare import prepare
 

@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 import turnwise as tw
-from turnwise.chat.format_trial import find_format
+from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.tool_format import can_write, load_format
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import can_write, load_format
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import PluginError, TemplateError, TurnwiseError
 from turnwise.reports.checks.rollouts import ANSWER, harmless_call
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import CallStatus, ToolCall
 
 TINY = Path(next(iter(tw.__path__))) / "engines" / "bundled" / "tiny"

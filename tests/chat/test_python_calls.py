@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.types import ToolCall
 
 WRAPPED = {"pythonic": "{}", "lfm2": "<|tool_call_start|>{}<|tool_call_end|>"}

@@ -6,8 +6,8 @@ import pytest
 from chat_families import TEMPLATES, Talk
 
 from turnwise.chat.formats import hermes
-from turnwise.chat.history import WordsRefused
 from turnwise.chat.renderer import CallForm, HistoryRewritten, Renderer
+from turnwise.chat.template.history import WordsRefused
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError

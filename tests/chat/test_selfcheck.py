@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.chat.selfcheck import Walk
+from turnwise.chat.token_walk import Walk
 from turnwise.errors import TurnwiseError
 from turnwise.reports.checks.rollouts import ANSWER
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.train import train
 
 QUIET = Console(quiet=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.errors import TemplateError
 from turnwise.types import ToolCall
 

@@ -6,8 +6,8 @@ import pytest
 from chat_families import FAMILIES, SCHEMA, TEMPLATES, Talk
 
 from turnwise.chat.formats import hermes
-from turnwise.chat.history import WordsRefused
 from turnwise.chat.renderer import CallForm, Renderer
+from turnwise.chat.template.history import WordsRefused
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import TemplateError
 from turnwise.types import Completion, FinishReason, Image, Message, Origin, Role, Text, ToolCall

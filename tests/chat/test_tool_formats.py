@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.chat.tool_format import ToolFormat, load_format
+from turnwise.chat.calls.tool_format import ToolFormat, load_format
 from turnwise.system.plugins import names_in
 from turnwise.types import ToolCall
 

@@ -15,10 +15,10 @@ import pytest
 import vision_processors as made
 from PIL import Image
 
-from turnwise.chat import vision
-from turnwise.chat.image_files import shown_size, unpack
+from turnwise.chat.images import processor
+from turnwise.chat.images.pixels import shown_size, unpack
+from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.errors import DataError, TemplateError
 from turnwise.system.image_bytes import digest_of
 
@@ -166,7 +166,7 @@ def test_threads_share_one_and_it_goes_when_nobody_holds_it(seeing: Find) -> Non
 def test_arrays_are_made_again_when_they_were_not_kept_and_travel_as_they_are(
     seeing: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vision, "KEPT_BYTES", 1)
+    monkeypatch.setattr(processor, "KEPT_BYTES", 1)
     images = seeing("qwen3_vl")
     first = images.prepare(made.encoded(made.picture(seed=1)))
     before = first.arrays["pixel_values"]
@@ -184,7 +184,7 @@ def test_folders_without_a_processor_read_text_and_broken_ones_are_named(tmp_pat
     (folder / "preprocessor_config.json").write_text("{")
     with pytest.raises(TemplateError, match="its image processor cannot be read"):
         find_image_processor(folder, tokenizer, None)
-    for name in vision.PROCESSOR_FILES:
+    for name in processor.PROCESSOR_FILES:
         (folder / name).unlink()
     assert find_image_processor(folder, tokenizer, None) is None
 
@@ -213,7 +213,7 @@ def test_what_is_measured_is_bounded_too(seeing: Find, monkeypatch: pytest.Monke
         assert shown_size(io.BytesIO(content), None) == unpack(content, None).picture.size == (56, 112)
     cut = made.encoded(lying)[:200]
     assert shown_size(io.BytesIO(cut), None) == (112, 56), "its head is enough"
-    monkeypatch.setattr(vision, "MOST_SIZES", 2)
+    monkeypatch.setattr(processor, "MOST_SIZES", 2)
     for side in (28, 56, 84, 112):
         held = io.BytesIO(made.encoded(made.picture(side, side)))
         assert len(images.measure(held).token_ids) == len(images.prepare(held.getvalue()).token_ids)

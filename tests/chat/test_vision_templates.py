@@ -10,11 +10,11 @@ import vision_processors as made
 from vision_families import FIRST, QWEN_SHOWN, SEEING, UNFIT, write
 
 from turnwise.chat.formats import hermes
-from turnwise.chat.image_blocks import images_in, place_images
-from turnwise.chat.image_files import unpack
+from turnwise.chat.images.blocks import images_in, place_images
+from turnwise.chat.images.pixels import unpack
+from turnwise.chat.images.processor import NotShown, find_image_processor
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer, load_template
-from turnwise.chat.vision import NotShown, find_image_processor
 from turnwise.errors import TemplateError
 from turnwise.ledger import check_places
 from turnwise.system.image_bytes import data_url

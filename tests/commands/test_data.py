@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pillow
 
-from turnwise.chat.image_files import unpack
+from turnwise.chat.images.pixels import unpack
 from turnwise.commands.cli import main
 from turnwise.data.loader import load_samples
 from turnwise.system.image_bytes import data_url

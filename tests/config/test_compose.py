@@ -10,7 +10,7 @@ from turnwise.config import Config
 from turnwise.config.choices import Overlong
 from turnwise.config.compose import to_yaml, unread
 from turnwise.config.sections import complete
-from turnwise.data.compose import compose, configure
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 
 

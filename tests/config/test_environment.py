@@ -7,8 +7,8 @@ import pytest
 
 from turnwise.config.compose import Composed
 from turnwise.config.environment import judge_addresses, uses
-from turnwise.data.compose import compose
 from turnwise.data.task import prepare_files
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError
 from turnwise.reports.preflight import Outcome, preflight
 

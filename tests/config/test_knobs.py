@@ -13,7 +13,7 @@ from turnwise.config import Config, SamplingConfig, ScoringConfig, TrainingConfi
 from turnwise.config.check import check_config
 from turnwise.config.knobs import Range, range_of, without_null
 from turnwise.config.sections import full_config, with_section
-from turnwise.data.compose import compose, configure
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 from turnwise.ext.board.config import BoardConfig
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.compose import FILES, unread
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
 from turnwise.errors import ConfigError
 from turnwise.ext.servers import gpus as server_gpus

@@ -12,11 +12,11 @@ from turnwise.config.compose import to_yaml
 from turnwise.config.knobs import knob, knobs_of, only, reaches
 from turnwise.config.old_keys import renamed
 from turnwise.config.sections import complete, full_config, section, value_of, with_section, with_value
-from turnwise.data.compose import compose, configure
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.training.sent_runs import reached
+from turnwise.training.runs.trust import reached
 
 MOST_CORE_KNOBS = 150
 

@@ -19,7 +19,7 @@ from turnwise.data.loader import load_samples
 from turnwise.data.rows import read_rows
 from turnwise.data.write import write_rows
 from turnwise.errors import DataError
-from turnwise.training.sent_runs import reaches
+from turnwise.training.runs.trust import reaches
 
 ROWS = [
     {"data_source": "s", "prompt": f"{n}+1?", "reward_model": {"ground_truth": str(n + 1)}, "extra_info": {"index": n}}

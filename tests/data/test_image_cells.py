@@ -19,7 +19,7 @@ from turnwise.data.loader import load_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.errors import DataError
-from turnwise.storage.images import images_for
+from turnwise.storage.images.copies import images_for
 from turnwise.system.image_bytes import data_url, digest_of
 from turnwise.system.image_sources import members, open_source, read_image
 from turnwise.types import Image, Sample

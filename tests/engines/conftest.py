@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from turnwise.engines.model.attention import Regime
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.samplers.cpu.exactness import find_regime
 from turnwise.system import time_budget
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from turnwise.chat.tokenizer import load_template
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.sources import find_model
 
 CONFIG = DecoderConfig("llama", 768, 64, 96, 2, 4, 2, 16, 2048, norm_eps=1e-5, tied=True)

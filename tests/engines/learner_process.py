@@ -15,11 +15,11 @@ from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.samplers.cpu.exactness import REGIMES
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 
 
 def serve(connection: Connection, make: Callable[[], Learner]) -> None:

@@ -8,7 +8,7 @@ from turnwise.engines.samplers.cpu.batching import Batcher
 from turnwise.engines.samplers.cpu.exactness import REGIMES
 from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 
 
 def request(name, tokens):

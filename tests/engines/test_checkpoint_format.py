@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from turnwise.engines.model.checkpoint_format import (
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import (
     DecoderConfig,
     Llama3Rope,
     RopeConfig,
@@ -16,7 +17,6 @@ from turnwise.engines.model.checkpoint_format import (
     config_to_hf,
     read_config,
 )
-from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import EngineError
 
 BASE: dict[str, Any] = {

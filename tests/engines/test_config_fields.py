@@ -13,9 +13,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 
 from turnwise.engines.model import attention
-from turnwise.engines.model.checkpoint_format import ARCHITECTURES, config_from_hf
 from turnwise.engines.model.config_fields import CHECKED, HARMLESS, READ
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import ARCHITECTURES, config_from_hf
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 

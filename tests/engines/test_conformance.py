@@ -22,7 +22,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.model.peft_adapter import PeftModel
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.samplers.cpu.steps import decode, prefill
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.errors import EngineError

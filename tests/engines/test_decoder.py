@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from turnwise.engines.model import attention
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import ModelInputs
 
 SMALL: dict[str, Any] = {

@@ -13,7 +13,7 @@ from turnwise.engines.samplers.gpu.batching import DeviceBatcher
 from turnwise.engines.samplers.gpu.steps import DeviceSteps, Launched
 from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion
 

@@ -17,14 +17,14 @@ from written import Written, key, letters, prompt, write
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.samplers.cpu.exactness import REGIMES
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.gpu.cuda import CudaSampler
 from turnwise.engines.samplers.gpu.steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.model.attention import Regime
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import Attend, ModelInputs
 from turnwise.engines.samplers.cpu import exactness
 from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime, holds

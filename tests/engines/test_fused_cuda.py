@@ -10,12 +10,12 @@ from torch import Tensor
 
 from turnwise.engines.kernels.paged_attention import invariant_size
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, RopeConfig
 from turnwise.engines.model.packed_attention import PackedAttend, Way, attend_for
 from turnwise.engines.model.policy_model import Attend, Mixing, ModelInputs, PolicyModel
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")

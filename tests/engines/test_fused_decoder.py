@@ -9,9 +9,9 @@ from paged import Pages, continued
 from torch import Tensor
 
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import DecoderConfig, Llama3Rope, RopeConfig
 from turnwise.engines.model.decoder import ROPE_CHUNK, Decoder
 from turnwise.engines.model.fused_decoder import FusedAttend, FusedDecoder, FusedLoraDecoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, Llama3Rope, RopeConfig
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.model.packed_attention import PackedAttend, attend_for
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel

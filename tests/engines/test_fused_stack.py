@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, RopeConfig
 from turnwise.engines.model.packed_attention import PackedAttend
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
 

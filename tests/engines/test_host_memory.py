@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import Config
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.engines import devices
 from turnwise.engines import host_memory as module
 from turnwise.engines.devices import Gpu, VisibleGpus
 from turnwise.engines.host_memory import check_disk, check_host_memory, checkpoints, host_memory, page_locked
 from turnwise.engines.memory_plan import Training
-from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
+from turnwise.engines.model.huggingface_folder import DecoderConfig, layout
 from turnwise.engines.model.loading import ModelFacts
 from turnwise.errors import ConfigError
 from turnwise.system.resources import free_memory

@@ -22,8 +22,8 @@ from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.optimizer import lr_at
-from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, layout
 from turnwise.engines.model.policy_model import Mixing, ModelInputs
 from turnwise.errors import EngineError
 

@@ -12,8 +12,8 @@ from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

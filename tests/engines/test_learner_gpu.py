@@ -15,8 +15,8 @@ from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -9,7 +9,7 @@ import torch
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName, Precision
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.devices import learner_here, rank_devices
 from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner

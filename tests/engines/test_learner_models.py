@@ -17,7 +17,7 @@ from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.loading import add_lora
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.errors import EngineError
 
 LENGTHS = [12, 30, 9]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from learner_process import RemoteLearner, make
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.learners.learner import Learner, NotFinite, Who
 from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.token_batch import TokenBatch

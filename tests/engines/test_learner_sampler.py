@@ -24,7 +24,7 @@ from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Ledger, Origin
 

@@ -16,8 +16,8 @@ from turnwise.config.choices import Precision
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model import attention
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import TARGETS, LoraDecoder
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError

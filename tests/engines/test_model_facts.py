@@ -12,7 +12,7 @@ from architectures import HYBRID, SUPPORTED, build
 from turnwise.config.choices import ModelImplementation as Wanted
 from turnwise.engines.model.loading import ModelFacts, choose_implementation, model_facts, read_model
 from turnwise.engines.model.sources import ModelSource, find_model
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.errors import EngineError
 
 GEMMA4 = SUPPORTED["gemma4_text"]

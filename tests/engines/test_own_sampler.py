@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.commands.cli import main
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 NAME = "generate_sampler.py:GenerateSampler"

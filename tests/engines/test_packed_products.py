@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.model import attention, decoder
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import ModelInputs
 
 CONFIG = DecoderConfig("qwen2", 96, 64, 128, 2, 4, 2, 16, 512, qkv_bias=True)

@@ -15,7 +15,7 @@ from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Logprobs
-from turnwise.engines.updates import Adapter, FullWeights
+from turnwise.engines.weight_updates import Adapter, FullWeights
 from turnwise.errors import EngineError
 from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun

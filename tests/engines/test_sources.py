@@ -106,8 +106,8 @@ def test_what_a_hub_id_is() -> None:
 
 
 def test_a_run_that_names_code_or_a_hub_model_is_not_trusted_for_it() -> None:
-    from turnwise.data.compose import configure
-    from turnwise.training.sent_runs import reaches
+    from turnwise.data.task_config import configure
+    from turnwise.training.runs.trust import reaches
 
     assert reaches(configure(), Path()) == []
     found = reaches(configure("model.trust_remote_code=true"), Path())

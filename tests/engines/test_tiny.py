@@ -10,7 +10,7 @@ from safetensors import safe_open
 from turnwise import configure, evaluate
 from turnwise.chat.tokenizer import Tokenizer, load_template
 from turnwise.engines.model.sources import find_model
-from turnwise.reports.sources import SourceReport
+from turnwise.reports.data_sources import SourceReport
 
 FOLDER = find_model("tiny").folder
 

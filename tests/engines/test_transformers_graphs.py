@@ -5,7 +5,7 @@ from architectures import VOCABULARY, build
 
 from turnwise.engines.model.attention import packed, positions
 from turnwise.engines.model.policy_model import ModelInputs
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 
 LENGTHS = (37, 9, 24)
 TOKENS = torch.randint(VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(3))

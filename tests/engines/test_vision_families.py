@@ -16,9 +16,9 @@ from seeing import Shown, logits
 from transformers import PreTrainedModel
 from vision_families import SEEING, Family, build, write
 
-from turnwise.chat.image_files import unpack
+from turnwise.chat.images.pixels import unpack
+from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import ModelImplementation
 from turnwise.engines.learners.learner import Who

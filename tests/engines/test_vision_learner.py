@@ -22,7 +22,7 @@ from turnwise.engines.learners.splitting import halves, whole
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.loading import add_lora
 from turnwise.engines.model.sources import ModelSource
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.learner import ShardedLearner

@@ -12,7 +12,7 @@ from seeing import IMAGE, KINDS, Shown, build, logits, plain_logits, prepared, s
 
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.engines.samplers.cpu import batching
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
@@ -21,7 +21,7 @@ from turnwise.engines.samplers.gpu.steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK, block_hashes
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.ledger import Media, MediaSpan
 from turnwise.types import Completion

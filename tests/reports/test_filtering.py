@@ -9,7 +9,7 @@ from turnwise.commands import filter as command
 from turnwise.data.loader import load_samples
 from turnwise.errors import ConfigError, DataError, StorageError
 from turnwise.reports.filter import Sieve, measure, trajectory_files
-from turnwise.storage.trajectories import write_trajectories
+from turnwise.storage.trajectories.files import write_trajectories
 from turnwise.types import Message, Role, Sample, StopReason, Trajectory
 
 

@@ -8,8 +8,8 @@ from threading import Thread
 
 import pytest
 
-from turnwise.data.compose import compose
-from turnwise.reports.checks.start import example_arguments
+from turnwise.data.task_config import compose
+from turnwise.reports.checks.run_checks import example_arguments
 from turnwise.reports.preflight import Outcome, Report, preflight
 
 REWRITING = (
@@ -45,7 +45,7 @@ def test_no_model_code_is_imported() -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom turnwise.data.compose import compose\nfrom turnwise.reports.preflight import preflight\n"
+        "import sys\nfrom turnwise.data.task_config import compose\nfrom turnwise.reports.preflight import preflight\n"
         "assert preflight(compose(['eval.samples=2'])).passed\n"
         "loaded = {'turnwise.engines.model.decoder', 'turnwise.engines.samplers.cpu.torch_cpu'} & set(sys.modules)\nassert not loaded, loaded"
     )

@@ -26,7 +26,7 @@ from turnwise.ext.tinylook.traces import guesser_says, looker_says
 from turnwise.reports.probe import FILE, ProbeReport, compare, file_of, probe_model
 from turnwise.rollout.probes import Donors, Probe, probed, read_probes, tool_reply_images
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Image, Sample, StopReason, Trajectory
 
 QUIET = Console(quiet=True)

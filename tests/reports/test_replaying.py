@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.commands import cli
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Origin
 
 

@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError, ScoringFailed, StorageError
 from turnwise.reports.rescore import compare, rescore, with_scorer
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.service import Scoring
-from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
+from turnwise.storage.trajectories.files import read_sources, read_trajectories, write_trajectories
 from turnwise.types import (
     CallRecord,
     CallStatus,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from turnwise.reports.data_sources import SourceReport
 from turnwise.reports.evaluation import EvalReport
-from turnwise.reports.sources import SourceReport
 
 KINDS = ("compare", "compute", "contrast", "count", "none", "prior", "read", "rotate", "search")
 

@@ -1,5 +1,5 @@
-"""Episodes over a scripted sampler, as `theatre.py` plays them."""
+"""Episodes over a scripted sampler, as `scripted_rollout.py` plays them."""
 
-from theatre import call, one, renderer, run, sample, theatre, tokenizer_folder
+from scripted_rollout import call, one, renderer, rollouts, run, sample, tokenizer_folder
 
-__all__ = ["call", "one", "renderer", "run", "sample", "theatre", "tokenizer_folder"]
+__all__ = ["call", "one", "renderer", "rollouts", "run", "sample", "tokenizer_folder"]

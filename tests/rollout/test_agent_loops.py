@@ -30,7 +30,7 @@ def shout(text: str) -> str:
 # --- checker ------------------------------------------------------------------------------------------------------
 
 
-def reviewed(theatre: Any, answers: list[str], reviews: list[str], **options: Any) -> Any:
+def reviewed(rollouts: Any, answers: list[str], reviews: list[str], **options: Any) -> Any:
     """A show whose reviewer says these words, one a branch."""
 
     def script(request: Any) -> str:
@@ -40,14 +40,14 @@ def reviewed(theatre: Any, answers: list[str], reviews: list[str], **options: An
         said = reviews[nth]
         return said.split("|")[min(request.turn, said.count("|"))]
 
-    return theatre.show(script, tools=[shout], agent="checker", agent_options=options)
+    return rollouts.make(script, tools=[shout], agent="checker", agent_options=options)
 
 
-def test_checker_sends_objections_back_until_it_agrees(theatre):
-    show = reviewed(
-        theatre, [CALL, "41", "42"], ["Off by one. Verdict: incorrect", "**Verdict:** correct"], trained=True
+def test_checker_sends_objections_back_until_it_agrees(rollouts):
+    rollout = reviewed(
+        rollouts, [CALL, "41", "42"], ["Off by one. Verdict: incorrect", "**Verdict:** correct"], trained=True
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None and trajectory.stop_reason is StopReason.ANSWERED
     assert [message.visible for message in trajectory.answers] == ["", "41", "42"]
     assert "Off by one" in trajectory.turns[1].replies[0].text and trajectory.turns[1].replies[0].role is Role.USER
@@ -67,16 +67,16 @@ def test_checker_sends_objections_back_until_it_agrees(theatre):
         ([CALL + "|Verdict: incorrect", "Verdict: correct"], ["incorrect", "correct"], 2),
     ],
 )
-def test_checker_ends_by_its_rule(theatre, reviews, verdicts, answers):
-    trajectory = reviewed(theatre, ["41"], reviews, tools=True).play()
+def test_checker_ends_by_its_rule(rollouts, reviews, verdicts, answers):
+    trajectory = reviewed(rollouts, ["41"], reviews, tools=True).play()
     assert trajectory.failure is None and trajectory.artifacts["checks"] == verdicts
     assert len(trajectory.answers) == answers and not any(branch.trained for branch in trajectory.branches)
 
 
-def test_checker_that_is_cut_off_has_no_verdict(theatre):
-    show = reviewed(theatre, ["41"], ["word " * 40])
-    show.context.config.sampling.max_tokens = 20
-    trajectory = show.play()
+def test_checker_that_is_cut_off_has_no_verdict(rollouts):
+    rollout = reviewed(rollouts, ["41"], ["word " * 40])
+    rollout.context.config.sampling.max_tokens = 20
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.artifacts["checks"] == ["none"]
     assert trajectory.branches[0].turns[0].finish_reason is FinishReason.LENGTH
 
@@ -137,11 +137,11 @@ def _fresh(monkeypatch):
         monkeypatch.setattr(sys.modules[load(f"{ME}:own", "loop").__module__], name, book)
 
 
-def test_task_functions_by_ids(theatre):
-    show = theatre.show(
+def test_task_functions_by_ids(rollouts):
+    rollout = rollouts.make(
         ["one", "two", "three"], agent="task_functions", agent_options=functions("ids_start", "ids_obs")
     )
-    group = asyncio.run(show.group(3))
+    group = asyncio.run(rollout.group(3))
     assert len(sessions) == 3 == len({sid for sid, _ in ended}) and all(done for _, done in ended)
     for trajectory in group.trajectories:
         assert trajectory.failure is None and len(trajectory.turns) == 3
@@ -154,9 +154,9 @@ def test_task_functions_by_ids(theatre):
         assert policy in [[token for action in actions for token in action] for actions in sessions.values()]
 
 
-def test_task_functions_by_messages(theatre):
+def test_task_functions_by_messages(rollouts):
     options = functions("chat_start", "chat_obs")
-    trajectory = theatre.show(["go", "stop"], agent="task_functions", agent_options=options).play()
+    trajectory = rollouts.make(["go", "stop"], agent="task_functions", agent_options=options).play()
     assert trajectory.failure is None and [message.text for message in trajectory.answers] == ["go", "stop"]
     assert trajectory.prompt[0].text == "Play." and trajectory.facts.environment.reward == 1
     assert trajectory.facts.environment.metrics == {"seen": 2, "score": 2} and len(ended) == 1
@@ -166,18 +166,18 @@ def test_task_functions_by_messages(theatre):
     ("start", "obs", "fails", "ends"),
     [("ids_start", "broken_obs", "nothing there", 2), ("bad_start", "slow_obs", "to two episodes at once", 1)],
 )
-def test_task_functions_that_fail_are_named_and_ended(theatre, start, obs, fails, ends):
-    show = theatre.show(["one"], agent="task_functions", agent_options=functions(start, obs))
-    show.sampler._latency = 0.001
-    group = asyncio.run(show.group(2))
+def test_task_functions_that_fail_are_named_and_ended(rollouts, start, obs, fails, ends):
+    rollout = rollouts.make(["one"], agent="task_functions", agent_options=functions(start, obs))
+    rollout.sampler._latency = 0.001
+    group = asyncio.run(rollout.group(2))
     assert any(fails in (trajectory.failure or "") for trajectory in group.trajectories)
     assert len(ended) == ends
 
 
-def test_end_is_called_when_a_budget_ends_the_episode(theatre):
+def test_end_is_called_when_a_budget_ends_the_episode(rollouts):
     options = functions("ids_start", "ids_obs")
-    show = theatre.show(["one"], agent="task_functions", agent_options=options, max_assistant_turns=2)
-    trajectory = show.play()
+    rollout = rollouts.make(["one"], agent="task_functions", agent_options=options, max_assistant_turns=2)
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.ASSISTANT_TURN_BUDGET and [done for _, done in ended] == [False]
 
 
@@ -218,14 +218,14 @@ def agents_file(folder: Path, text: str) -> str:
     return str(folder / "agents.yaml")
 
 
-def test_loops_of_a_yaml_file(theatre, tmp_path):
+def test_loops_of_a_yaml_file(rollouts, tmp_path):
     (tmp_path / "beside.py").write_text("async def loop(chat, *, n: int):\n    for _ in range(n):\n        await chat.fork(chat.sample.prompt, name='b').generate()\n    await chat.generate()\n")  # fmt: skip
     file = agents_file(
         tmp_path,
         "- name: twice\n  _target_: beside.py:loop\n  n: 2\n"
         "- name: tool_agent\n  _target_: turnwise.rollout.loops.single_turn.single_turn\n",
     )
-    trajectory = theatre.show(["words"], agents_file=file, agent="twice").play()
+    trajectory = rollouts.make(["words"], agents_file=file, agent="twice").play()
     assert trajectory.failure is None and len(trajectory.branches) == 2
     loops = Loops(with_value(Config(), "verl.agents_file", file))
     assert loops.is_own("twice") and not loops.is_own("tool_agent") and loops.name_of("tool_agent") == "tool_agent"
@@ -248,11 +248,11 @@ def test_wrong_files_are_refused(tmp_path, text, words):
         Loops(with_value(Config(), "verl.agents_file", agents_file(tmp_path, text)))
 
 
-def test_artifacts_that_cannot_be_kept_fail_the_episode(theatre):
+def test_artifacts_that_cannot_be_kept_fail_the_episode(rollouts):
     async def loop(chat: Any) -> None:
         await chat.generate()
         chat.artifacts["what"] = object()
 
-    show = theatre.show(["words"])
-    show.context.plan.loops._made |= {"tool_calling": loop, "single_turn": loop}
-    assert "keeps 'what', which is not made of JSON values" in show.play().failure
+    rollout = rollouts.make(["words"])
+    rollout.context.plan.loops._made |= {"tool_calling": loop, "single_turn": loop}
+    assert "keeps 'what', which is not made of JSON values" in rollout.play().failure

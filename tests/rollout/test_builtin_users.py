@@ -66,29 +66,29 @@ def test_gsm8k_judges_by_verls_strict_rule(answer, right):
     assert ask(gsm8k, "42", [answer])[0].end is right
 
 
-def test_gsm8k_needs_a_ground_truth(theatre, sample):
-    show = theatre.show(["#### 42"], interaction="gsm8k", samples=[sample(ground_truth=None)])
-    trajectory = show.play()
+def test_gsm8k_needs_a_ground_truth(rollouts, sample):
+    rollout = rollouts.make(["#### 42"], interaction="gsm8k", samples=[sample(ground_truth=None)])
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.FAILED
     assert "needs interaction_kwargs.ground_truth" in trajectory.failure
     with pytest.raises(EpisodeError):
         ask(gsm8k, None, ["#### 42"])
 
 
-def test_gsm8k_in_an_episode(theatre):
-    show = theatre.show(["#### 41", "#### 42"], interaction="gsm8k")
-    trajectory = show.play()
+def test_gsm8k_in_an_episode(rollouts):
+    rollout = rollouts.make(["#### 41", "#### 42"], interaction="gsm8k")
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.USER_ENDED
     assert [turn.user_score for turn in trajectory.turns] == [0.0, 1.0]
     assert trajectory.facts.user_score == 1.0
 
 
-def test_gsm8k_keeps_many_episodes_apart(theatre, sample):
+def test_gsm8k_keeps_many_episodes_apart(rollouts, sample):
     samples = [sample(f"s{n}", ground_truth=str(n)) for n in range(20)]
-    show = theatre.show(lambda r: f"#### {r.turn}", interaction="gsm8k", samples=samples, max_assistant_turns=9)
+    rollout = rollouts.make(lambda r: f"#### {r.turn}", interaction="gsm8k", samples=samples, max_assistant_turns=9)
 
     async def main():
-        return await asyncio.gather(*(show.episode(n) for n in range(20)))
+        return await asyncio.gather(*(rollout.episode(n) for n in range(20)))
 
     trajectories = asyncio.run(main())
     assert [len(t.turns) for t in trajectories] == [min(n + 1, 9) for n in range(20)]
@@ -104,9 +104,9 @@ def test_gsm8k_has_no_option_to_tell():
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
-def test_code_verify_doubts_as_often_as_told(theatre, times):
-    show = theatre.show(["#### 42"], interaction="code_verify", interaction_kwargs={"max_turns": times})
-    trajectory = show.play()
+def test_code_verify_doubts_as_often_as_told(rollouts, times):
+    rollout = rollouts.make(["#### 42"], interaction="code_verify", interaction_kwargs={"max_turns": times})
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.USER_ENDED
     assert [m.text for turn in trajectory.turns for m in turn.replies] == [FEEDBACK] * times
     assert len(trajectory.turns) == times + 1
@@ -137,15 +137,15 @@ def test_code_verify_refuses_wrong_options(options, words):
         made("code_verify", **options)
 
 
-def test_gsm8k_with_hints_tells_what_is_missing_and_never_the_answer(theatre, sample):
+def test_gsm8k_with_hints_tells_what_is_missing_and_never_the_answer(rollouts, sample):
     said = ["It is 42.", "6*7=41 so #### 41", "#### 41", "#### $42.00"]
     hints = {"interaction": "gsm8k", "interaction_kwargs": {"hints": True, "tries": 4}}
-    trajectory = theatre.show(said, samples=[sample()], **hints).play()
+    trajectory = rollouts.make(said, samples=[sample()], **hints).play()
     replies = [turn.replies[0].text for turn in trajectory.turns if turn.replies]
     assert replies[0] == NO_ANSWER and "The step 6*7=41 is not right" in replies[1]
     assert replies[2] == WRONG + LAST_TRY and not any("42" in reply for reply in replies)
     assert trajectory.facts.user_score == 1.0 and trajectory.stop_reason is StopReason.USER_ENDED
-    given_up = theatre.show(["#### 1"], samples=[sample()], **hints).play()
+    given_up = rollouts.make(["#### 1"], samples=[sample()], **hints).play()
     assert len(given_up.turns) == 4 and given_up.facts.user_score == 0.0
 
 

@@ -114,16 +114,16 @@ def scene(monkeypatch):
 
 
 @pytest.fixture
-def show(theatre, call):
-    return theatre.show([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+def rollout(rollouts, call):
+    return rollouts.make([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
 
 
-def check_closed(show, *, opened=1):
+def check_closed(rollout, *, opened=1):
     assert SCENE.done["started"] == SCENE.done["finalised"] == 1
     assert SCENE.live == set()
     assert SCENE.done["opened"] == SCENE.done["closed"] == opened
-    assert set(show.sampler.released.values()) <= {1}
-    assert show.sampler._turns == {}
+    assert set(rollout.sampler.released.values()) <= {1}
+    assert rollout.sampler._turns == {}
 
 
 async def alone_afterwards(work):
@@ -135,99 +135,99 @@ async def alone_afterwards(work):
         assert not others, others
 
 
-def play(show):
-    return asyncio.run(alone_afterwards(show.episode()))
+def play(rollout):
+    return asyncio.run(alone_afterwards(rollout.episode()))
 
 
-def test_success(show):
-    trajectory = play(show)
+def test_success(rollout):
+    trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.USER_ENDED
-    check_closed(show)
+    check_closed(rollout)
 
 
-def test_a_tool_that_is_never_called_is_never_opened(theatre):
-    show = theatre.show(["#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
-    trajectory = play(show)
+def test_a_tool_that_is_never_called_is_never_opened(rollouts):
+    rollout = rollouts.make(["#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    trajectory = play(rollout)
     assert trajectory.calls == []
-    check_closed(show, opened=0)
+    check_closed(rollout, opened=0)
 
 
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_tool_error(show, what):
+def test_tool_error(rollout, what):
     SCENE.tool = what
-    trajectory = play(show)
+    trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.failure is None
     assert [record.status for record in trajectory.calls] == [CallStatus.CRASHED]
-    check_closed(show)
+    check_closed(rollout)
 
 
-def test_tool_timeout(show):
+def test_tool_timeout(rollout):
     SCENE.tool = "hang"
-    show.context.config.rollout.tool_timeout = 0.05
-    trajectory = play(show)
+    rollout.context.config.rollout.tool_timeout = 0.05
+    trajectory = play(rollout)
     assert [record.status for record in trajectory.calls] == [CallStatus.TIMEOUT]
-    check_closed(show)
+    check_closed(rollout)
 
 
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_a_session_that_does_not_open_is_told_and_tried_again(theatre, call, what):
+def test_a_session_that_does_not_open_is_told_and_tried_again(rollouts, call, what):
     SCENE.opening = what
-    show = theatre.show([call("stateful"), call("stateful"), "#### 42"], tools=[StatefulTool()])
+    rollout = rollouts.make([call("stateful"), call("stateful"), "#### 42"], tools=[StatefulTool()])
 
     def script(request):
         if request.turn == 1:
             SCENE.opening = "ok"
         return [call("stateful"), call("stateful"), "#### 42"][request.turn]
 
-    show = theatre.show(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
-    trajectory = play(show)
+    rollout = rollouts.make(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    trajectory = play(rollout)
     assert [record.status for record in trajectory.calls] == [CallStatus.CRASHED, CallStatus.OK]
     assert ("broken" if what == "raise" else "SystemExit: 3") in trajectory.turns[0].replies[0].text
-    check_closed(show)
+    check_closed(rollout)
 
 
 @pytest.mark.parametrize("where", ["user", "starting"])
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_interaction_error(show, where, what):
+def test_interaction_error(rollout, where, what):
     setattr(SCENE, where, what)
-    trajectory = play(show)
+    trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.FAILED
     assert trajectory.failure.startswith(f"interaction '{ME}:Visitor': ")
     assert ("RuntimeError: broken" if what == "raise" else "SystemExit: 3") in trajectory.failure
-    check_closed(show, opened=1 if where == "user" else 0)
+    check_closed(rollout, opened=1 if where == "user" else 0)
 
 
 @pytest.mark.parametrize("where", ["finishing", "scoring", "closing"])
 @pytest.mark.parametrize("what", ["raise", "exit", "hang"])
-def test_errors_while_closing_are_on_the_trajectory_and_the_rest_is_closed(show, where, what):
+def test_errors_while_closing_are_on_the_trajectory_and_the_rest_is_closed(rollout, where, what):
     setattr(SCENE, where, what)
-    trajectory = play(show)
+    trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.FAILED
     text = {"raise": "RuntimeError: broken", "exit": "SystemExit: 3", "hang": "0.3 s"}[what]
     assert text in trajectory.failure
     assert len(trajectory.turns) == 2
-    check_closed(show)
+    check_closed(rollout)
 
 
 @pytest.mark.parametrize("where", ["tool", "opening", "user", "starting"])
-def test_time_budget(show, where):
+def test_time_budget(rollout, where):
     setattr(SCENE, where, "hang")
-    show.context.config.rollout.max_seconds = 0.4
-    trajectory = play(show)
+    rollout.context.config.rollout.max_seconds = 0.4
+    trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.TIME_BUDGET and trajectory.failure is None
-    check_closed(show, opened={"tool": 1, "opening": 0, "user": 1, "starting": 0}[where])
+    check_closed(rollout, opened={"tool": 1, "opening": 0, "user": 1, "starting": 0}[where])
 
 
-def test_time_budget_with_a_session_that_opens_after_all_is_closed(show):
+def test_time_budget_with_a_session_that_opens_after_all_is_closed(rollout):
     SCENE.opening = "stubborn"
-    show.context.config.rollout.max_seconds = 0.4
-    assert play(show).stop_reason is StopReason.TIME_BUDGET
-    check_closed(show, opened=1)
+    rollout.context.config.rollout.max_seconds = 0.4
+    assert play(rollout).stop_reason is StopReason.TIME_BUDGET
+    check_closed(rollout, opened=1)
 
 
-async def cancelled(show, times=1):
-    task = asyncio.ensure_future(show.episode())
-    hanging = asyncio.ensure_future(show.sampler.generating.wait())
+async def cancelled(rollout, times=1):
+    task = asyncio.ensure_future(rollout.episode())
+    hanging = asyncio.ensure_future(rollout.sampler.generating.wait())
     reached = asyncio.ensure_future(SCENE.reached.wait())
     await asyncio.wait((hanging, reached), return_when=asyncio.FIRST_COMPLETED)
     hanging.cancel(), reached.cancel()
@@ -242,23 +242,23 @@ async def cancelled(show, times=1):
 @pytest.mark.parametrize("times", [1, 5])
 @pytest.mark.parametrize("where", ["generate", "tool", "opening", "user", "starting", "scoring", "closing"])
 @pytest.mark.parametrize("what", ["hang", "stubborn"])
-def test_cancellation(show, where, what, times):
+def test_cancellation(rollout, where, what, times):
     opened = {"generate": 1, "tool": 1, "opening": int(what == "stubborn"), "starting": 0}.get(where, 1)
     if where == "generate":
-        show.sampler.hang_at = 1
+        rollout.sampler.hang_at = 1
     else:
         setattr(SCENE, where, what)
-    task = asyncio.run(alone_afterwards(cancelled(show, times)))
+    task = asyncio.run(alone_afterwards(cancelled(rollout, times)))
     assert task.cancelled()
-    check_closed(show, opened=opened)
+    check_closed(rollout, opened=opened)
 
 
-def test_a_cancelled_group_closes_every_sibling(theatre, call):
+def test_a_cancelled_group_closes_every_sibling(rollouts, call):
     SCENE.tool = "hang"
-    show = theatre.show([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    rollout = rollouts.make([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
 
     async def work():
-        task = asyncio.ensure_future(show.group(3))
+        task = asyncio.ensure_future(rollout.group(3))
         while SCENE.done["opened"] < 3:
             await asyncio.sleep(0)
         await SCENE.reached.wait()
@@ -268,16 +268,16 @@ def test_a_cancelled_group_closes_every_sibling(theatre, call):
 
     asyncio.run(alone_afterwards(work()))
     assert SCENE.done["started"] == SCENE.done["finalised"] == SCENE.done["opened"] == SCENE.done["closed"] == 3
-    assert len(show.sampler.released) == 3
+    assert len(rollout.sampler.released) == 3
 
 
-def test_ctrl_c_closes_everything_before_the_loop_ends(show):
+def test_ctrl_c_closes_everything_before_the_loop_ends(rollout):
     """What asyncio.run does on an interrupt: the main task is cancelled, and all others after it has ended."""
     SCENE.tool = "hang"
 
     async def main():
         main_task = asyncio.current_task()
-        episode = asyncio.ensure_future(show.group(2))
+        episode = asyncio.ensure_future(rollout.group(2))
         await SCENE.reached.wait()
         asyncio.get_running_loop().call_soon(main_task.cancel)
         await episode
@@ -289,14 +289,14 @@ def test_ctrl_c_closes_everything_before_the_loop_ends(show):
 
 
 @pytest.mark.parametrize("error", [EngineError("no such model"), PluginError("wrong"), ZeroDivisionError()])
-def test_a_fatal_error_stops_the_run_and_closes(show, error):
-    show.sampler.error, show.sampler.error_at = error, 1
+def test_a_fatal_error_stops_the_run_and_closes(rollout, error):
+    rollout.sampler.error, rollout.sampler.error_at = error, 1
     with pytest.raises(type(error)):
-        play(show)
-    check_closed(show)
+        play(rollout)
+    check_closed(rollout)
 
 
-def test_a_fatal_error_in_one_sibling_closes_the_others(theatre, call):
+def test_a_fatal_error_in_one_sibling_closes_the_others(rollouts, call):
     SCENE.tool = "hang"
 
     def script(request):
@@ -304,27 +304,27 @@ def test_a_fatal_error_in_one_sibling_closes_the_others(theatre, call):
             raise ZeroDivisionError("a bug")
         return call("stateful")
 
-    show = theatre.show(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    rollout = rollouts.make(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        asyncio.run(alone_afterwards(show.group(3)))
+        asyncio.run(alone_afterwards(rollout.group(3)))
     assert SCENE.done["started"] == SCENE.done["finalised"] == 3
     assert SCENE.done["opened"] == SCENE.done["closed"]
 
 
-def test_sampler_error_of_one_episode(show):
-    show.sampler.error, show.sampler.error_at = EpisodeError("lost"), 1
-    trajectory = play(show)
+def test_sampler_error_of_one_episode(rollout):
+    rollout.sampler.error, rollout.sampler.error_at = EpisodeError("lost"), 1
+    trajectory = play(rollout)
     assert (trajectory.stop_reason, trajectory.failure) == (StopReason.FAILED, "lost")
-    check_closed(show)
+    check_closed(rollout)
 
 
-def test_a_failing_episode_with_failing_closers_reports_all(show):
-    show.sampler.error, show.sampler.error_at = EpisodeError("lost"), 1
+def test_a_failing_episode_with_failing_closers_reports_all(rollout):
+    rollout.sampler.error, rollout.sampler.error_at = EpisodeError("lost"), 1
     SCENE.finishing = SCENE.closing = "raise"
-    trajectory = play(show)
+    trajectory = play(rollout)
     assert trajectory.failure.startswith("lost; interaction")
     assert "closing tool stateful" in trajectory.failure
-    check_closed(show)
+    check_closed(rollout)
 
 
 async def cancels_itself(chat):
@@ -332,32 +332,32 @@ async def cancels_itself(chat):
     raise asyncio.CancelledError
 
 
-def test_a_cancellation_nobody_asked_for_is_a_failure_not_the_end_of_the_run(theatre):
-    show = theatre.show(["a"], agent=f"{ME}:cancels_itself")
-    trajectory = asyncio.run(show.group(2)).trajectories[1]
+def test_a_cancellation_nobody_asked_for_is_a_failure_not_the_end_of_the_run(rollouts):
+    rollout = rollouts.make(["a"], agent=f"{ME}:cancels_itself")
+    trajectory = asyncio.run(rollout.group(2)).trajectories[1]
     assert trajectory.stop_reason is StopReason.FAILED
     assert "cancelled from elsewhere" in trajectory.failure
 
 
-def test_two_episodes_of_the_same_sample_and_sibling_do_not_share_state(show):
+def test_two_episodes_of_the_same_sample_and_sibling_do_not_share_state(rollout):
     """Noise is the same, names are not."""
 
     async def both():
-        return await asyncio.gather(show.episode(), show.episode())
+        return await asyncio.gather(rollout.episode(), rollout.episode())
 
     first, second = asyncio.run(both())
     assert first.segments == second.segments
-    assert len(show.sampler.released) == 2
+    assert len(rollout.sampler.released) == 2
     assert SCENE.done["finalised"] == 2
 
 
 @pytest.mark.parametrize("seconds", [None, 60.0])
-def test_what_an_episode_wrote_is_freed_with_its_trajectory(theatre, seconds):
+def test_what_an_episode_wrote_is_freed_with_its_trajectory(rollouts, seconds):
     """By counting references: where only Python's search for cycles frees it, a run's memory grows until there is one."""
-    show = theatre.show(["It is 42."], max_seconds=seconds)
+    rollout = rollouts.make(["It is 42."], max_seconds=seconds)
 
     async def group():
-        return await show.group(3)
+        return await rollout.group(3)
 
     def held():
         return sum(type(one) in (Ledger, Conversation) for one in gc.get_objects())

@@ -67,9 +67,9 @@ async def speaks_for_the_assistant(chat):
         (speaks_for_the_assistant, "only the policy speaks as the assistant"),
     ],
 )
-def test_a_loop_that_would_spoil_the_ledger_is_stopped(theatre, loop, words):
+def test_a_loop_that_would_spoil_the_ledger_is_stopped(rollouts, loop, words):
     with pytest.raises(PluginError, match=words):
-        theatre.show(["hm"], agent=f"{ME}:{loop.__name__}").play()
+        rollouts.make(["hm"], agent=f"{ME}:{loop.__name__}").play()
 
 
 async def raises(chat):
@@ -97,19 +97,19 @@ async def times_out(chat):
 
 
 @pytest.mark.parametrize("loop", [raises, raises_in_a_group, exits, times_out])
-def test_a_users_loop_that_raises_ends_its_episode_and_not_the_run(theatre, loop):
-    trajectory = theatre.show(["hm"], agent=f"{ME}:{loop.__name__}").play()
+def test_a_users_loop_that_raises_ends_its_episode_and_not_the_run(rollouts, loop):
+    trajectory = rollouts.make(["hm"], agent=f"{ME}:{loop.__name__}").play()
     assert trajectory.stop_reason is StopReason.FAILED and len(trajectory.turns) == 1
     told = trajectory.failure or ""
     assert told.startswith(f"agent loop {ME}:{loop.__name__}: ") and told.endswith("a bug of the loop")
 
 
-def test_a_bug_of_a_built_in_loop_stops_the_run(theatre):
-    show = theatre.show(["hm"])
-    broken = replace(show.context.plan.route(show.samples[0]), loop=raises)
-    show.context.plan.route = lambda sample: broken
+def test_a_bug_of_a_built_in_loop_stops_the_run(rollouts):
+    rollout = rollouts.make(["hm"])
+    broken = replace(rollout.context.plan.route(rollout.samples[0]), loop=raises)
+    rollout.context.plan.route = lambda sample: broken
     with pytest.raises(ZeroDivisionError, match="a bug of the loop"):
-        show.play()
+        rollout.play()
 
 
 async def ends_in_a_group(chat):
@@ -117,8 +117,8 @@ async def ends_in_a_group(chat):
         await group.create_task(chat.generate())
 
 
-def test_an_end_inside_a_group_of_errors_is_an_end(theatre):
-    trajectory = theatre.show(["hm hm hm hm"], agent=f"{ME}:ends_in_a_group", max_tokens=2).play()
+def test_an_end_inside_a_group_of_errors_is_an_end(rollouts):
+    trajectory = rollouts.make(["hm hm hm hm"], agent=f"{ME}:ends_in_a_group", max_tokens=2).play()
     assert trajectory.stop_reason is StopReason.TURN_TRUNCATED and trajectory.failure is None
 
 
@@ -135,11 +135,11 @@ async def dresses_errors_up(chat):
 
 
 @pytest.mark.parametrize("loop", [hides_errors, dresses_errors_up, ends_in_a_group])
-def test_an_engine_that_fails_is_never_a_matter_of_the_loop(theatre, loop):
-    show = theatre.show(["hm"], agent=f"{ME}:{loop.__name__}")
-    show.sampler.error = RuntimeError("out of memory")
+def test_an_engine_that_fails_is_never_a_matter_of_the_loop(rollouts, loop):
+    rollout = rollouts.make(["hm"], agent=f"{ME}:{loop.__name__}")
+    rollout.sampler.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        show.play()
+        rollout.play()
 
 
 async def no_calls(chat):
@@ -149,9 +149,9 @@ async def no_calls(chat):
         chat.add([Message(Role.USER, "more")])
 
 
-def test_a_message_without_calls_counts_as_no_malformed_call(theatre):
-    show = theatre.show(["hm"], agent=f"{ME}:no_calls", max_malformed_calls=2)
-    trajectory = show.play()
+def test_a_message_without_calls_counts_as_no_malformed_call(rollouts):
+    rollout = rollouts.make(["hm"], agent=f"{ME}:no_calls", max_malformed_calls=2)
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.ANSWERED and len(trajectory.turns) == 5
 
 
@@ -164,11 +164,11 @@ async def one_call_at_a_time(chat):
     await chat.generate()
 
 
-def test_calls_answered_one_by_one_are_all_recorded(theatre, call):
+def test_calls_answered_one_by_one_are_all_recorded(rollouts, call):
     said = [call("calculate", expression="1") + call("calculate", expression="2"), "#### 2"]
-    show = theatre.show(said, tools=[calculate], agent=f"{ME}:one_call_at_a_time")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+    rollout = rollouts.make(said, tools=[calculate], agent=f"{ME}:one_call_at_a_time")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert [record.status for record in trajectory.calls] == [CallStatus.OK] * 2
     assert [reply.text for reply in trajectory.turns[0].replies] == ["1", "2"]
 
@@ -179,43 +179,43 @@ async def odd_words(chat):
     await chat.generate()
 
 
-def test_a_loops_own_words_are_made_fit_for_tokenizers(theatre):
-    show = theatre.show(["hm"], agent=f"{ME}:odd_words")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+def test_a_loops_own_words_are_made_fit_for_tokenizers(rollouts):
+    rollout = rollouts.make(["hm"], agent=f"{ME}:odd_words")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert trajectory.messages[3].text == "half \N{REPLACEMENT CHARACTER} nul \N{REPLACEMENT CHARACTER}"
 
 
-def test_turns_carry_their_times(theatre, call):
-    trajectory = theatre.show([call("calculate", expression="1"), "#### 1"], tools=[calculate]).play()
+def test_turns_carry_their_times(rollouts, call):
+    trajectory = rollouts.make([call("calculate", expression="1"), "#### 1"], tools=[calculate]).play()
     assert all(turn.generate_seconds > 0 for turn in trajectory.turns)
     assert trajectory.turns[0].reply_seconds > 0 and trajectory.turns[1].reply_seconds == 0
     assert trajectory.seconds >= sum(turn.generate_seconds + turn.reply_seconds for turn in trajectory.turns)
 
 
-def test_a_group_holds_its_siblings_in_order(theatre):
-    group = asyncio.run(theatre.show(lambda r: f"I am {r.noise.sibling}").group(4))
+def test_a_group_holds_its_siblings_in_order(rollouts):
+    group = asyncio.run(rollouts.make(lambda r: f"I am {r.noise.sibling}").group(4))
     assert [t.answers[0].text for t in group.trajectories] == [f"I am {n}" for n in range(4)]
 
 
-def test_the_time_of_a_users_reply_is_how_long_it_took(theatre):
+def test_the_time_of_a_users_reply_is_how_long_it_took(rollouts):
     """Not when it came."""
     begun = time.perf_counter()
-    trajectory = theatre.show(["a", "b"], interaction=f"{ME}:sceptic", max_assistant_turns=2).play()
+    trajectory = rollouts.make(["a", "b"], interaction=f"{ME}:sceptic", max_assistant_turns=2).play()
     took = time.perf_counter() - begun
     assert 0 < trajectory.turns[0].reply_seconds <= took
 
 
-def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(theatre, call, monkeypatch):
+def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(rollouts, call, monkeypatch):
     """Only another conversation of the episode that still holds tokens could give some back. Replies are held back, as
     those with images are that are still to be prepared."""
     monkeypatch.setattr("turnwise.rollout.chat_backends.TokenBackend.has_seen", lambda self, images: False)
-    free = theatre.show([call("wordy"), "done"], tools=[wordy]).play()
-    show = theatre.show([call("wordy"), "done"], tools=[wordy])
-    show.context.config.rollout.max_tokens = free.turns[1].start - free.turns[0].start
+    free = rollouts.make([call("wordy"), "done"], tools=[wordy]).play()
+    rollout = rollouts.make([call("wordy"), "done"], tools=[wordy])
+    rollout.context.config.rollout.max_tokens = free.turns[1].start - free.turns[0].start
 
     async def played():
-        return await asyncio.wait_for(show.episode(), 30)
+        return await asyncio.wait_for(rollout.episode(), 30)
 
     trajectory = asyncio.run(played())
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.TOKEN_BUDGET, 1)

@@ -15,10 +15,10 @@ from turnwise.types import StopReason
 AT_ONCE = RetryPolicy(retries=2, first_wait=0.0)
 
 
-def shown(theatre, call, lose, *, release=False):
+def shown(rollouts, call, lose, *, release=False):
     """A show of two turns whose sampler loses its engine at the calls of `generate` in `lose`, counted from 0."""
-    show = theatre.show([call("calculate", expression="6*7"), "42"], tools=[calculate])
-    calls, asked, real = iter(range(10**6)), [], show.sampler.generate
+    rollout = rollouts.make([call("calculate", expression="6*7"), "42"], tools=[calculate])
+    calls, asked, real = iter(range(10**6)), [], rollout.sampler.generate
 
     async def generate(request):
         asked.append(request)
@@ -29,24 +29,24 @@ def shown(theatre, call, lose, *, release=False):
     async def gone(conversation):
         raise EngineLost("node 3 left")
 
-    show.sampler.generate = generate
+    rollout.sampler.generate = generate
     if release:
-        show.sampler.release = gone
-    make = show.context.make_backend
+        rollout.sampler.release = gone
+    make = rollout.context.make_backend
 
     def backend(*args):
         made = make(*args)
         made.retry = AT_ONCE
         return made
 
-    show.context = replace(show.context, make_backend=backend)
-    return show, asked
+    rollout.context = replace(rollout.context, make_backend=backend)
+    return rollout, asked
 
 
-def test_a_lost_turn_is_asked_again_as_it_was(theatre, call):
-    plain = theatre.show([call("calculate", expression="6*7"), "42"], tools=[calculate]).play()
-    show, asked = shown(theatre, call, lose={1, 2}, release=True)
-    trajectory = show.play()
+def test_a_lost_turn_is_asked_again_as_it_was(rollouts, call):
+    plain = rollouts.make([call("calculate", expression="6*7"), "42"], tools=[calculate]).play()
+    rollout, asked = shown(rollouts, call, lose={1, 2}, release=True)
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.failure is None
     assert trajectory.facts.engine_lost == ["turn 1: node 3 left"] * 2
     assert [list(ledger.token_ids) for ledger in trajectory.segments] == [list(one.token_ids) for one in plain.segments]
@@ -57,11 +57,11 @@ def test_a_lost_turn_is_asked_again_as_it_was(theatre, call):
     assert "rollout/engine_lost" not in step_metrics([plain])
 
 
-def test_after_the_last_try_the_episode_fails_and_no_other(theatre, call):
-    show, _ = shown(theatre, call, lose={1, 2, 3})
+def test_after_the_last_try_the_episode_fails_and_no_other(rollouts, call):
+    rollout, _ = shown(rollouts, call, lose={1, 2, 3})
 
     async def siblings():
-        return await show.episode(), await show.episode(sibling=1)
+        return await rollout.episode(), await rollout.episode(sibling=1)
 
     lost, good = asyncio.run(siblings())
     assert lost.stop_reason is StopReason.FAILED
@@ -72,9 +72,9 @@ def test_after_the_last_try_the_episode_fails_and_no_other(theatre, call):
     assert "the engine was lost 3 time(s) in 1 episode(s), such as in turn 1: node 3 left" in report.warnings
 
 
-def test_any_other_engine_error_stops_the_run(theatre):
-    show = theatre.show(["42"])
-    show.sampler.error = EngineError("the disk is full")
+def test_any_other_engine_error_stops_the_run(rollouts):
+    rollout = rollouts.make(["42"])
+    rollout.sampler.error = EngineError("the disk is full")
     with pytest.raises(EngineError, match="the disk is full"):
-        show.play()
+        rollout.play()
     assert chat_backends.LOST_RETRY.retries > 0, "who does not say how often gets a retry"

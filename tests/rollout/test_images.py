@@ -12,9 +12,9 @@ import vision_processors as made
 
 import turnwise
 from turnwise.chat.formats import hermes
+from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import EpisodeError, PluginError
 from turnwise.rollout.conversation import Conversation
@@ -100,19 +100,19 @@ def images_at(trajectory: Trajectory) -> list[tuple[int, Origin, int]]:
 
 @pytest.mark.parametrize("name", made.KINDS)
 def test_images_of_prompts_tools_and_users_stand_in_the_ledger_as_a_full_render_has_them(
-    theatre: Any, seeing: Seeing, name: str
+    rollouts: Any, seeing: Seeing, name: str
 ) -> None:
     renderer = seeing(name)
-    show = theatre.show(
+    rollout = rollouts.make(
         [look(1), look(2), "done", "thanks"],
         tools=[zoom],
         renderer=renderer,
         samples=[asks("first ", image(), " and second ", image(64, 20, 7), " what?")],
         agent=f"{__file__}:with_a_user",
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
     check_rendered(trajectory, name)
     (ledger,) = trajectory.segments
     prompt = renderer.images.prepare(made.encoded(made.picture()))
@@ -121,8 +121,8 @@ def test_images_of_prompts_tools_and_users_stand_in_the_ledger_as_a_full_render_
     ]  # fmt: skip
     assert [turn for _, _, turn in images_at(trajectory)] == [0, 0, 0, 1, 2]
     assert ledger.media[0].media is prompt
-    assert [len(request.media) for request in show.sampler.seen] == [2, 3, 4, 5]
-    assert show.sampler.seen[-1].media == ledger.media
+    assert [len(request.media) for request in rollout.sampler.seen] == [2, 3, 4, 5]
+    assert rollout.sampler.seen[-1].media == ledger.media
     messages = [message.images for message in trajectory.messages if message.images]
     assert [len(one) for one in messages] == [2, 1, 1, 1]
 
@@ -136,7 +136,7 @@ async def with_a_user(chat: Conversation) -> None:
 
 
 @pytest.mark.parametrize("name", made.KINDS)
-def test_words_that_spell_image_tokens_stay_words(theatre: Any, seeing: Seeing, name: str) -> None:
+def test_words_that_spell_image_tokens_stay_words(rollouts: Any, seeing: Seeing, name: str) -> None:
     """In a question, in what a tool says and in its name: only the template's own markers show images."""
     renderer = seeing(name)
     hostile = "".join(made.KINDS[name].control) + "<image><|image_pad|>"
@@ -147,13 +147,13 @@ def test_words_that_spell_image_tokens_stay_words(theatre: Any, seeing: Seeing, 
         return ToolResult(hostile, (image(),))
 
     call = '<tool_call>\n{"name": "quote", "arguments": {}}\n</tool_call>'
-    show = theatre.show(
+    rollout = rollouts.make(
         [call, "done"],
         tools=[quote],
         renderer=renderer,
         samples=[asks(hostile, image(), hostile)],
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None
     check_rendered(trajectory, name)
     (ledger,) = trajectory.segments
@@ -165,20 +165,20 @@ def test_words_that_spell_image_tokens_stay_words(theatre: Any, seeing: Seeing, 
 
 @pytest.mark.parametrize("name", made.KINDS)
 def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(
-    theatre: Any, seeing: Seeing, name: str
+    rollouts: Any, seeing: Seeing, name: str
 ) -> None:
     renderer = seeing(name)
     token = renderer.images.image_token
     spelled = "".join(sorted(renderer.images.tokens - {token}))
-    show = theatre.show(
+    rollout = rollouts.make(
         [f"I see {token}{token} {spelled} {look(1)}", token],
         tools=[zoom],
         renderer=renderer,
         samples=[asks(image(), "?")],
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
     (ledger,) = trajectory.segments
     written = ledger.token_ids[ledger.loss_mask].tolist()
     assert written.count(renderer.images.image_token_id) == 3
@@ -189,21 +189,21 @@ def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(
 REWRITES = made.QWEN_TEMPLATE.replace(
     "{%- for message in messages -%}",
     "{%- for message in messages -%}{%- if message.role == 'assistant' and not loop.last -%}<|im_start|>assistant\n"
-    "{{ (show(message.content)).split('</think>')[-1] }}<|im_end|>\n{%- else -%}",
+    "{{ (rollout(message.content)).split('</think>')[-1] }}<|im_end|>\n{%- else -%}",
 ).replace("<|im_end|>\n{% endfor -%}\n{%- if add", "<|im_end|>\n{% endif %}{% endfor -%}\n{%- if add")
 
 
-def test_a_second_sequence_keeps_the_images_at_their_new_places(theatre: Any, seeing: Seeing) -> None:
+def test_a_second_sequence_keeps_the_images_at_their_new_places(rollouts: Any, seeing: Seeing) -> None:
     renderer = seeing("qwen2_5_vl", HistoryPolicy.segment, REWRITES)
-    show = theatre.show(
+    rollout = rollouts.make(
         [f"<think>hm <|image_pad|></think>{'<|image_pad|>' * 3}{look(1)}", f"<think>so</think>{look(2)}", "done"],
         tools=[zoom],
         renderer=renderer,
         samples=[asks("a", image(), "?")],
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None and len(trajectory.segments) > 1
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
     for number, ledger in enumerate(trajectory.segments):
         assert len(ledger.media) == min(number + 1, 3)
         block = ledger.media[-1]
@@ -213,7 +213,7 @@ def test_a_second_sequence_keeps_the_images_at_their_new_places(theatre: Any, se
 
 
 def test_siblings_share_what_was_prepared_and_it_is_prepared_off_the_event_loop(
-    theatre: Any, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
+    rollouts: Any, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderer = seeing("qwen3_vl")
     processor, threads = renderer.images, []
@@ -224,33 +224,35 @@ def test_siblings_share_what_was_prepared_and_it_is_prepared_off_the_event_loop(
         return real(*given)
 
     monkeypatch.setattr(processor, "_process", noted)
-    show = theatre.show([look(5), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
-    group = asyncio.run(show.group(4))
+    rollout = rollouts.make([look(5), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
+    group = asyncio.run(rollout.group(4))
     ledgers = [trajectory.segments[0] for trajectory in group.trajectories]
     assert all(ledger.media[0].media is ledgers[0].media[0].media for ledger in ledgers)
     assert len(threads) == 2 and threading.main_thread() not in threads
 
 
-def test_a_budget_of_images_ends_the_episode(theatre: Any, seeing: Seeing) -> None:
-    show = theatre.show(
+def test_a_budget_of_images_ends_the_episode(rollouts: Any, seeing: Seeing) -> None:
+    rollout = rollouts.make(
         [look(1), look(2), "done"],
         tools=[zoom],
         renderer=seeing("qwen2_5_vl"),
         samples=[asks(image(), "?")],
         max_images=2,
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.IMAGE_BUDGET
     assert len(trajectory.segments[0].media) == 2 and len(trajectory.turns) == 2
     assert len(trajectory.turns[1].replies[0].images) == 1, "recorded, though not shown"
-    show = theatre.show(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(image(), image(), "?")], max_images=1)
-    assert show.play().stop_reason is StopReason.IMAGE_BUDGET
+    rollout = rollouts.make(
+        ["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(image(), image(), "?")], max_images=1
+    )
+    assert rollout.play().stop_reason is StopReason.IMAGE_BUDGET
 
 
 BROKEN = Image("data:image/png;base64," + base64.b64encode(made.encoded(made.picture())[:-200]).decode())
 
 
-def test_a_broken_image_of_a_tool_is_its_reply_and_of_a_sample_ends_the_episode(theatre: Any, seeing: Seeing) -> None:
+def test_a_broken_image_of_a_tool_is_its_reply_and_of_a_sample_ends_the_episode(rollouts: Any, seeing: Seeing) -> None:
     @turnwise.tool
     def draw(what: str) -> ToolResult:
         """Draw.
@@ -262,27 +264,27 @@ def test_a_broken_image_of_a_tool_is_its_reply_and_of_a_sample_ends_the_episode(
         return ToolResult("here", (BROKEN if what == "scrap" else line,))
 
     calls = [hermes.render_call(ToolCall("", "draw", {"what": what})) for what in ("scrap", "line")]
-    show = theatre.show([*calls, "done"], tools=[draw], renderer=seeing("qwen2_5_vl"), samples=[asks("?")])
-    trajectory = show.play()
+    rollout = rollouts.make([*calls, "done"], tools=[draw], renderer=seeing("qwen2_5_vl"), samples=[asks("?")])
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert [call.status for call in trajectory.calls] == [CallStatus.ERROR, CallStatus.ERROR]
     said = [turn.replies[0].text for turn in trajectory.turns[:2]]
     assert "its image cannot be shown: the image cannot be read" in said[0]
     assert "takes no image of 1000x1 pixels" in said[1] and not trajectory.segments[0].media
-    trajectory = theatre.show(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(BROKEN, "?")]).play()
+    trajectory = rollouts.make(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(BROKEN, "?")]).play()
     assert trajectory.stop_reason is StopReason.FAILED and "the image cannot be read" in (trajectory.failure or "")
-    gone = theatre.show(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(Image("gone.png"), "?")]).play()
+    gone = rollouts.make(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(Image("gone.png"), "?")]).play()
     assert "gone.png cannot be read" in (gone.failure or "")
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "smolvlm"])
-def test_a_tools_frame_stands_around_its_words_and_images(theatre: Any, seeing: Seeing, kind: str) -> None:
+def test_a_tools_frame_stands_around_its_words_and_images(rollouts: Any, seeing: Seeing, kind: str) -> None:
     frame = {"zoom": {"frame": "<sandbox_output>{output}</sandbox_output>\nGo on."}}
     renderer = seeing(kind)
-    show = theatre.show(
+    rollout = rollouts.make(
         [look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(), "?")], tool_options=frame
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None
     check_rendered(trajectory, kind)
     (ledger,) = trajectory.segments
@@ -292,29 +294,29 @@ def test_a_tools_frame_stands_around_its_words_and_images(theatre: Any, seeing: 
     assert "</sandbox_output>\nGo on." in renderer.tokenizer.decode(behind)
 
 
-def test_a_template_that_shows_no_images_of_tools_leaves_a_note_in_their_place(theatre: Any, seeing: Seeing) -> None:
+def test_a_template_that_shows_no_images_of_tools_leaves_a_note_in_their_place(rollouts: Any, seeing: Seeing) -> None:
     deaf = made.QWEN_TEMPLATE.replace(
-        "<tool_response>\n{{ show(message.content) }}",
+        "<tool_response>\n{{ rollout(message.content) }}",
         "<tool_response>\n{{ message.content if message.content is string else message.content[0].text }}",
     )
     renderer = seeing("qwen2_5_vl", template=deaf)
     assert renderer.image_roles == {Role.USER, Role.SYSTEM}
-    show = theatre.show([look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(), "?")])
-    trajectory = show.play()
+    rollout = rollouts.make([look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(), "?")])
+    trajectory = rollout.play()
     assert "1 images are not shown" in trajectory.turns[0].replies[0].text
     text_only = seeing("qwen2_5_vl", template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     assert not text_only.image_roles
 
 
-def test_a_loop_by_ids_goes_on_from_the_rendered_prompt_only(theatre: Any, seeing: Seeing) -> None:
+def test_a_loop_by_ids_goes_on_from_the_rendered_prompt_only(rollouts: Any, seeing: Seeing) -> None:
     renderer, sample = seeing("qwen2_5_vl"), asks(image(), "?")
-    show = theatre.show(["one", "two"], renderer=renderer, samples=[sample], agent=f"{__file__}:by_ids")
-    trajectory = show.play()
+    rollout = rollouts.make(["one", "two"], renderer=renderer, samples=[sample], agent=f"{__file__}:by_ids")
+    trajectory = rollout.play()
     assert trajectory.failure is None, trajectory.failure
-    assert [len(request.media) for request in show.sampler.seen] == [1, 1]
-    show = theatre.show(["one", "two"], renderer=renderer, samples=[sample], agent=f"{__file__}:by_other_ids")
+    assert [len(request.media) for request in rollout.sampler.seen] == [1, 1]
+    rollout = rollouts.make(["one", "two"], renderer=renderer, samples=[sample], agent=f"{__file__}:by_other_ids")
     with pytest.raises(PluginError, match="ids that are not the prompt's"):
-        show.play()
+        rollout.play()
 
 
 async def by_ids(chat: Conversation) -> None:
@@ -332,15 +334,15 @@ async def by_other_ids(chat: Conversation) -> None:
     await chat.generate_ids([1, 2, 3])
 
 
-def test_prompts_that_could_not_be_shown_take_nothing_of_the_budget(theatre: Any, seeing: Seeing) -> None:
-    show = theatre.show(
+def test_prompts_that_could_not_be_shown_take_nothing_of_the_budget(rollouts: Any, seeing: Seeing) -> None:
+    rollout = rollouts.make(
         ["done"],
         renderer=seeing("qwen2_5_vl"),
         samples=[asks(image(), "?")],
         agent=f"{__file__}:tries_again",
         max_images=1,
     )
-    trajectory = show.play()
+    trajectory = rollout.play()
     assert trajectory.failure is None and trajectory.stop_reason is not StopReason.IMAGE_BUDGET
     assert sorted(trajectory.artifacts["said"]) == ["PluginError", "written"], "one writes, from its first moment on"
     assert len(trajectory.turns) == len(trajectory.segments) == len(trajectory.segments[0].media) == 1

@@ -22,13 +22,13 @@ async def adds_much(chat):
 
 
 @pytest.mark.parametrize("loop", [asks_much, adds_much])
-def test_what_no_context_holds_is_not_encoded(theatre, monkeypatch, loop):
+def test_what_no_context_holds_is_not_encoded(rollouts, monkeypatch, loop):
     longest = []
     encode = Tokenizer.encode
     monkeypatch.setattr(
         Tokenizer, "encode", lambda self, text, **more: longest.append(len(text)) or encode(self, text, **more)
     )
-    found = theatre.show(["ok"], agent=f"{__file__}:{loop.__name__}", context_length=4096).play()
+    found = rollouts.make(["ok"], agent=f"{__file__}:{loop.__name__}", context_length=4096).play()
     assert found.stop_reason is StopReason.CONTEXT_FULL and found.failure is None
     assert len(found.turns) == (loop is adds_much) and max(longest, default=0) < 1_000_000
 
@@ -39,14 +39,14 @@ async def adds_a_page(chat):
     await chat.generate()
 
 
-def test_a_large_message_is_put_to_the_model_in_a_thread_and_the_tokens_are_the_same(theatre, monkeypatch):
-    show = theatre.show(["ok", "fine"], agent=f"{__file__}:adds_a_page")
-    plain, places = show.play(), []
-    renderer = type(theatre.renderer)
+def test_a_large_message_is_put_to_the_model_in_a_thread_and_the_tokens_are_the_same(rollouts, monkeypatch):
+    rollout = rollouts.make(["ok", "fine"], agent=f"{__file__}:adds_a_page")
+    plain, places = rollout.play(), []
+    renderer = type(rollouts.renderer)
     for name in ("prompt", "extend"):
         monkeypatch.setattr(renderer, name, noting(getattr(renderer, name), places))
     monkeypatch.setattr(large_messages, "LARGE", 20)
-    found = theatre.show(["ok", "fine"], agent=f"{__file__}:adds_a_page").play()
+    found = rollouts.make(["ok", "fine"], agent=f"{__file__}:adds_a_page").play()
     assert found.stop_reason is plain.stop_reason and len(found.turns) == 2
     assert found.segments[0].token_ids.tolist() == plain.segments[0].token_ids.tolist()
     assert places and threading.main_thread() not in places
@@ -60,8 +60,8 @@ def noting(method, places):
     return called
 
 
-def test_a_thread_that_encodes_a_long_text_leaves_the_event_loop_alone(theatre):
-    tokenizer, text = theatre.renderer.tokenizer, "hello world, this is 42. " * 60_000
+def test_a_thread_that_encodes_a_long_text_leaves_the_event_loop_alone(rollouts):
+    tokenizer, text = rollouts.renderer.tokenizer, "hello world, this is 42. " * 60_000
     assert len(text) > LONG
     short = text[: LONG // 2]
     assert tokenizer.encode(short).ids == tokenizer._backend.encode_batch([short], add_special_tokens=False)[0].ids

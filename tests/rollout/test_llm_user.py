@@ -12,7 +12,7 @@ from rule_judge import ChatRequest, completion
 from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.rollout.users.loading import Users
-from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.types import InteractionSpec, StopReason
 
 GOAL = "get the price of blue paint"
@@ -61,10 +61,10 @@ def served(answer):
         server.server_close()
 
 
-def play(show):
+def play(rollout):
     async def episode():
         try:
-            return await show.episode()
+            return await rollout.episode()
         finally:
             await close_loop_resources()
 
@@ -75,13 +75,13 @@ def with_user(url, **options):
     return {"interaction": "llm_user", "interaction_kwargs": {"base_url": url, "retries": 0, "goal": GOAL, **options}}
 
 
-def test_it_sees_the_conversation_with_roles_swapped_and_its_words_are_the_users(theatre, sample, call):
+def test_it_sees_the_conversation_with_roles_swapped_and_its_words_are_the_users(rollouts, sample, call):
     words = iter(["<think>hm</think>In blue, please.", "Fine. [END]"])
     with served(lambda request: next(words)) as (url, received):
         said = ["<think>a secret</think>Which colour?", call("lookup", item="paint"), "3 dollars."]
         one = sample(info={"interaction_kwargs": {"knows": {"colour": "blue"}, "persona": "You are curt."}})
-        show = theatre.show(said, samples=[one], **with_user(url))
-        trajectory = play(show)
+        rollout = rollouts.make(said, samples=[one], **with_user(url))
+        trajectory = play(rollout)
     assert trajectory.failure is None and trajectory.stop_reason is StopReason.USER_ENDED
     assert [turn.replies[-1].text for turn in trajectory.turns[:1]] == ["In blue, please."]
     assert trajectory.facts.user_notes == [{"ended_by": "stop_word", "said": "Fine. [END]"}]
@@ -97,10 +97,10 @@ def test_it_sees_the_conversation_with_roles_swapped_and_its_words_are_the_users
         ("user", "3 dollars."),
     ], "no system message, no tools, no reasoning of the policy's"
     assert received[0]["model"] == "actor" and received[0]["seed"] != received[1]["seed"]
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
 
 
-def test_a_judge_of_its_own_ends_and_scores_the_conversation(theatre, sample):
+def test_a_judge_of_its_own_ends_and_scores_the_conversation(rollouts, sample):
     def answer(request):
         if "Allowed replies" in request["messages"][0]["content"]:
             return completion(ChatRequest(**request))
@@ -109,16 +109,16 @@ def test_a_judge_of_its_own_ends_and_scores_the_conversation(theatre, sample):
     with served(answer) as (url, received):
         judge = {"base_urls": [url], "retries": 0}
         said = ["Hello.", "The person wants to get the price of blue paint: 3 dollars."]
-        trajectory = play(theatre.show(said, **with_user(url, judge=judge)))
+        trajectory = play(rollouts.make(said, **with_user(url, judge=judge)))
     assert [turn.user_score for turn in trajectory.turns] == [0.0, 1.0]
     assert trajectory.facts.user_score == 1.0
     assert trajectory.facts.user_notes == [{"ended_by": "judge"}]
     assert len(received) == 3, "judged twice, spoken once"
 
 
-def test_it_leaves_after_its_turns(theatre):
+def test_it_leaves_after_its_turns(rollouts):
     with served(lambda request: "Go on.") as (url, _):
-        trajectory = play(theatre.show(["Hm."], **with_user(url, max_turns=2, stop_word=None)))
+        trajectory = play(rollouts.make(["Hm."], **with_user(url, max_turns=2, stop_word=None)))
     assert len(trajectory.turns) == 3 and trajectory.stop_reason is StopReason.USER_ENDED
     assert trajectory.facts.user_notes == [{"ended_by": "max_turns"}]
 
@@ -133,19 +133,19 @@ def test_it_leaves_after_its_turns(theatre):
         ({"choices": []}, "answered without choices"),
     ],
 )
-def test_its_failure_is_the_episodes_and_names_it(theatre, answer, words):
+def test_its_failure_is_the_episodes_and_names_it(rollouts, answer, words):
     with served(lambda request: answer) as (url, _):
-        show = theatre.show(["Hm."], **with_user(url))
-        trajectory = play(show)
+        rollout = rollouts.make(["Hm."], **with_user(url))
+        trajectory = play(rollout)
     assert trajectory.stop_reason is StopReason.FAILED
     assert trajectory.failure.startswith("interaction 'llm_user'") and words in trajectory.failure
     assert trajectory.turns[0].replies == [], "nobody speaks in its place"
 
 
-def test_a_failure_that_passes_is_tried_again(theatre):
+def test_a_failure_that_passes_is_tried_again(rollouts):
     answers = iter([503, "Thanks. [END]"])
     with served(lambda request: next(answers)) as (url, received):
-        trajectory = play(theatre.show(["Hm."], **with_user(url, retries=1)))
+        trajectory = play(rollouts.make(["Hm."], **with_user(url, retries=1)))
     assert trajectory.failure is None and len(received) == 2
 
 
@@ -157,19 +157,19 @@ def test_a_failure_that_passes_is_tried_again(theatre):
         ({"goal": "a", "persona": "x" * 30_000}, "interaction_kwargs.persona must be a text of at most 20000"),
     ],
 )
-def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words):
+def test_a_row_that_cannot_be_played_fails_alone(rollouts, sample, kwargs, words):
     one = sample(interaction=InteractionSpec("llm_user", kwargs))
     settings = {"interaction": "llm_user", "interaction_kwargs": {"base_url": "http://127.0.0.1:1/v1"}}
-    trajectory = play(theatre.show(["Hm."], samples=[one], **settings))
+    trajectory = play(rollouts.make(["Hm."], samples=[one], **settings))
     assert words in trajectory.failure
 
 
 @pytest.mark.parametrize("key", ["grace_seconds", "base_url", "max_turns", "judge"])
-def test_what_the_user_does_not_read_of_a_row_is_refused(theatre, sample, key):
+def test_what_the_user_does_not_read_of_a_row_is_refused(rollouts, sample, key):
     one = sample(interaction=InteractionSpec("llm_user", {"goal": "a", key: "http://elsewhere"}))
     settings = {"interaction": "llm_user", "interaction_kwargs": {"base_url": "http://127.0.0.1:1/v1"}}
     with pytest.raises(PluginError, match=f"sample .*'llm_user' does not read interaction_kwargs.{key}: .*persona"):
-        theatre.show(["Hm."], samples=[one], **settings)
+        rollouts.make(["Hm."], samples=[one], **settings)
 
 
 @pytest.mark.parametrize(

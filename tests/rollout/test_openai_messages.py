@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.errors import DataError
 from turnwise.rollout import openai_messages
 from turnwise.rollout.openai_messages import check_image, data_url

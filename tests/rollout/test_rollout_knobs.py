@@ -15,7 +15,7 @@ from turnwise.config.choices import Keep
 from turnwise.engines.devices import choose
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.ext.sdk_agents.config import SdkAgentsConfig
-from turnwise.ext.verl.section import VerlConfig
+from turnwise.ext.verl.config import VerlConfig
 from turnwise.rollout.tools.tool import tool
 from turnwise.rollout.users.user import Reply
 from turnwise.types import CallStatus, Image, Message, Role, Sample, StopReason, ToolCall
@@ -56,7 +56,7 @@ async def twice(chat, *, times: int = 2) -> None:
 
 
 def asked(stage: Any, **settings: Any) -> Trajectory:
-    return stage.theatre.show([str(n) for n in range(30)], interaction=f"{ME}:asker", **settings).play()
+    return stage.rollouts.make([str(n) for n in range(30)], interaction=f"{ME}:asker", **settings).play()
 
 
 def file(stage: Any, name: str, text: str) -> str:
@@ -66,29 +66,29 @@ def file(stage: Any, name: str, text: str) -> str:
 
 
 def check_agent(stage: Any) -> None:
-    assert len(stage.theatre.show(["a", "b", "c"], agent=f"{ME}:twice").play().turns) == 2
+    assert len(stage.rollouts.make(["a", "b", "c"], agent=f"{ME}:twice").play().turns) == 2
 
 
 def check_agent_options(stage: Any) -> None:
-    show = stage.theatre.show(["a", "b", "c"], agent=f"{ME}:twice", agent_options={"times": 3})
-    assert len(show.play().turns) == 3
+    rollout = stage.rollouts.make(["a", "b", "c"], agent=f"{ME}:twice", agent_options={"times": 3})
+    assert len(rollout.play().turns) == 3
 
 
 def check_agents_file(stage: Any) -> None:
     agents = file(stage, "agents.yaml", f"- name: mine\n  _target_: {ME}:twice\n  times: 3\n")
-    assert len(stage.theatre.show(["a", "b", "c"], agents_file=agents, agent="mine").play().turns) == 3
+    assert len(stage.rollouts.make(["a", "b", "c"], agents_file=agents, agent="mine").play().turns) == 3
 
 
 def check_client(stage: Any) -> None:
-    show = stage.theatre.show(["a"], client=f"{ME}:own_agent")
-    assert show.context.plan.route(show.samples[0]).agent == "openai_client"
+    rollout = stage.rollouts.make(["a"], client=f"{ME}:own_agent")
+    assert rollout.context.plan.route(rollout.samples[0]).agent == "openai_client"
 
 
 def check_client_env(stage: Any) -> None:
     """The variable is asked for by name when the program is made ready."""
     with pytest.raises(TurnwiseError, match=r"sdk_agents\.client_env: the environment variable NOWHERE_SET is not set"):
-        show = stage.theatre.show(["a"], client="exec:true", client_env=["NOWHERE_SET"])
-        show.play()
+        rollout = stage.rollouts.make(["a"], client="exec:true", client_env=["NOWHERE_SET"])
+        rollout.play()
 
 
 def check_scripted_answer(stage: Any) -> None:
@@ -130,7 +130,7 @@ def check_interaction_kwargs(stage: Any) -> None:
 def check_interactions_file(stage: Any) -> None:
     text = f"interaction:\n- name: asker\n  class_name: {ME}.Asker\n  config: {{words: Filed}}\n"
     settings = {"interactions_file": file(stage, "users.yaml", text), "interaction": "asker", "max_assistant_turns": 2}
-    assert stage.theatre.show(["a", "b"], **settings).play().turns[0].replies[0].text == "Filed"
+    assert stage.rollouts.make(["a", "b"], **settings).play().turns[0].replies[0].text == "Filed"
 
 
 def check_max_assistant_turns(stage: Any) -> None:
@@ -152,16 +152,16 @@ def check_max_parallel_calls(stage: Any) -> None:
 
 
 def check_max_malformed_calls(stage: Any) -> None:
-    ended = stage.theatre.show(["<tool_call>{</tool_call>"] * 9, tools=[long_words], max_malformed_calls=2).play()
+    ended = stage.rollouts.make(["<tool_call>{</tool_call>"] * 9, tools=[long_words], max_malformed_calls=2).play()
     assert (len(ended.turns), ended.stop_reason) == (2, StopReason.MALFORMED_CALL_BUDGET)
 
 
 def check_max_tokens(stage: Any) -> None:
-    ended = stage.theatre.show(["one two three four five six"], max_tokens=4096).play()
+    ended = stage.rollouts.make(["one two three four five six"], max_tokens=4096).play()
     assert ended.stop_reason is StopReason.ANSWERED
-    show = stage.theatre.show(["one two three four five six"])
-    show.context.config.rollout.max_tokens = 3
-    cut = show.play()
+    rollout = stage.rollouts.make(["one two three four five six"])
+    rollout.context.config.rollout.max_tokens = 3
+    cut = rollout.play()
     assert (cut.stop_reason, cut.turns[0].completion_tokens) == (StopReason.TOKEN_BUDGET, 3)
 
 
@@ -175,7 +175,7 @@ def check_max_images(stage: Any) -> None:
 
 
 def check_max_seconds(stage: Any) -> None:
-    ended = stage.theatre.show([stage.call("never")], tools=[never], max_seconds=0.05).play()
+    ended = stage.rollouts.make([stage.call("never")], tools=[never], max_seconds=0.05).play()
     assert ended.stop_reason is StopReason.TIME_BUDGET
 
 
@@ -235,6 +235,6 @@ ARRIVALS = {name.removeprefix("check_"): made for name, made in list(globals().i
         if field.name != "strict"
     ],
 )
-def test_a_knob_of_the_rollout_arrives(knob: str, theatre, one, run, call, sample, tmp_path: Path) -> None:
+def test_a_knob_of_the_rollout_arrives(knob: str, rollouts, one, run, call, sample, tmp_path: Path) -> None:
     assert knob in ARRIVALS, f"rollout.{knob} needs a check that its value arrives where it is used"
-    ARRIVALS[knob](SimpleNamespace(theatre=theatre, one=one, run=run, call=call, sample=sample, folder=tmp_path))
+    ARRIVALS[knob](SimpleNamespace(rollouts=rollouts, one=one, run=run, call=call, sample=sample, folder=tmp_path))

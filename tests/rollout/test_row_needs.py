@@ -8,11 +8,11 @@ import pytest
 
 from turnwise import configure
 from turnwise.commands.cli import main
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.reports.preflight import preflight
 from turnwise.rollout.prepare import prepare
-from turnwise.training.preparing import prepare_training
+from turnwise.training.runs.prepare import prepare_training
 
 ROW: dict[str, Any] = {"data_source": "s", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
 SCHEMA = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}

@@ -28,11 +28,11 @@ def shopper(tmp_path):
     return {"interaction": "scripted", "interaction_kwargs": {"file": str(path)}}
 
 
-def test_conditions_choose_what_is_said_and_what_an_answer_is_worth(theatre, sample, call, shopper):
+def test_conditions_choose_what_is_said_and_what_an_answer_is_worth(rollouts, sample, call, shopper):
     said = ["Hm.", "#### 41", "#### 40", call("calculate", expression="6*7"), "<think>#### 41</think>#### 42"]
     one = sample(info={"interaction_kwargs": {"person": "Ada"}})
-    show = theatre.show(said, samples=[one], tools=[calculate], **shopper)
-    trajectory = show.play()
+    rollout = rollouts.make(said, samples=[one], tools=[calculate], **shopper)
+    trajectory = rollout.play()
     assert [turn.replies[-1].text for turn in trajectory.turns[:-1]] == [
         "Please end with ####.",
         "Use the calculator.",
@@ -42,13 +42,13 @@ def test_conditions_choose_what_is_said_and_what_an_answer_is_worth(theatre, sam
     assert [turn.user_score for turn in trajectory.turns] == [0.1, None, 0.0, None, 1.0]
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.facts.user_score == 1.0
     assert trajectory.facts.user_notes[-1] == {"script_turn": 0, "said": "Thanks, Ada!"}
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
 
 
-def test_a_row_brings_a_script_of_its_own(theatre, sample):
+def test_a_row_brings_a_script_of_its_own(rollouts, sample):
     turns = [{"say": "And {topic}?", "when": {"contains": ["seven", "SIX"]}}, {"say": "Well?"}]
     one = sample(interaction=InteractionSpec("scripted", {"turns": turns, "topic": "eight"}))
-    trajectory = theatre.show(["Six.", "So?", "Nothing."], samples=[one]).play()
+    trajectory = rollouts.make(["Six.", "So?", "Nothing."], samples=[one]).play()
     assert [turn.replies[0].text for turn in trajectory.turns[:-1]] == ["And eight?", "Well?"]
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.turns[-1].replies == []
     assert trajectory.facts.user_notes[-1] == {"script_turn": None}, "nothing was left to say"
@@ -63,10 +63,10 @@ def test_a_row_brings_a_script_of_its_own(theatre, sample):
         ({"turns": [{"say": "It is {ground_truth}."}]}, "which interaction_kwargs lacks"),
     ],
 )
-def test_a_row_that_cannot_be_played_fails_alone(theatre, sample, kwargs, words):
+def test_a_row_that_cannot_be_played_fails_alone(rollouts, sample, kwargs, words):
     one = sample(interaction=InteractionSpec("scripted", kwargs))
-    show = theatre.show(["Hm."], samples=[one])
-    trajectory = show.play()
+    rollout = rollouts.make(["Hm."], samples=[one])
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.FAILED
     assert re.search(words, trajectory.failure), trajectory.failure
 
@@ -111,20 +111,20 @@ def test_patterns_are_plain_and_take_linear_time():
     assert not is_like("a" * 100_000, "*a" * 200 + "b")
 
 
-def test_no_ground_truth_fails_the_episode_by_name(theatre, sample):
+def test_no_ground_truth_fails_the_episode_by_name(rollouts, sample):
     one = sample(ground_truth=None)
     turns = [{"when": {"right": True}, "say": "Yes.", "end": True}]
-    show = theatre.show(["#### 1"], samples=[one], interaction="scripted", interaction_kwargs={"turns": turns})
-    trajectory = show.play()
+    rollout = rollouts.make(["#### 1"], samples=[one], interaction="scripted", interaction_kwargs={"turns": turns})
+    trajectory = rollout.play()
     assert "interaction 'scripted': reply: DataError" in trajectory.failure
 
 
-def test_many_episodes_share_one_script(theatre, sample, shopper):
+def test_many_episodes_share_one_script(rollouts, sample, shopper):
     samples = [sample(f"t:{n}", info={"interaction_kwargs": {"person": "P"}}) for n in range(20)]
-    show = theatre.show(["#### 1", "#### 42"], samples=samples, **shopper)
+    rollout = rollouts.make(["#### 1", "#### 42"], samples=samples, **shopper)
 
     async def play():
-        return await asyncio.gather(*(show.episode(n) for n in range(20)))
+        return await asyncio.gather(*(rollout.episode(n) for n in range(20)))
 
     assert {one.facts.user_score for one in asyncio.run(play())} == {1.0}
-    assert isinstance(show.context.users.get("scripted"), ScriptedUser)
+    assert isinstance(rollout.context.users.get("scripted"), ScriptedUser)

@@ -34,14 +34,14 @@ def thought(text, words="long thoughts about six and seven"):
 
 
 @pytest.fixture
-def segmenting(theatre):
-    return theatre.renderer_with(FORGETFUL, HistoryPolicy.segment)
+def segmenting(rollouts):
+    return rollouts.renderer_with(FORGETFUL, HistoryPolicy.segment)
 
 
-def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
-    show = theatre.show([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+def test_a_rewritten_history_opens_a_second_ledger(rollouts, segmenting):
+    rollout = rollouts.make([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert trajectory.stop_reason is StopReason.USER_ENDED
     assert [(turn.segment, turn.index) for turn in trajectory.turns] == [(0, 0), (1, 1)]
     first, second = trajectory.segments
@@ -52,22 +52,22 @@ def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
     assert second.origins[: trajectory.turns[1].start].tolist() == [Origin.PROMPT] * trajectory.turns[1].start
     assert trajectory.render_check.exact
     assert len(to_sequences([trajectory])) == 2
-    assert set(show.sampler.released.values()) == {1} and len(show.sampler.released) == 2
-    assert len({request.noise.bits() for request in show.sampler.requests}) == 2, (
+    assert set(rollout.sampler.released.values()) == {1} and len(rollout.sampler.released) == 2
+    assert len({request.noise.bits() for request in rollout.sampler.requests}) == 2, (
         "positions are counted anew, noise is not"
     )
 
 
-def test_tool_replies_extend_the_segment_they_belong_to(theatre, segmenting, call):
+def test_tool_replies_extend_the_segment_they_belong_to(rollouts, segmenting, call):
     said = [
         thought(call("calculate", expression="6*7")),
         thought("#### 42"),
         call("calculate", expression="7*6"),
         thought("#### 42"),
     ]
-    show = theatre.show(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+    rollout = rollouts.make(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert [turn.segment for turn in trajectory.turns] == [0, 0, 1, 1]
     assert trajectory.render_check.exact
     assert [turn.message.text for turn in trajectory.turns] == said, "the script's turns are counted through"
@@ -76,81 +76,81 @@ def test_tool_replies_extend_the_segment_they_belong_to(theatre, segmenting, cal
         assert ledger.loss_mask[turn.start] and not ledger.loss_mask[turn.start - 1]
 
 
-def test_a_thought_far_back_is_rewritten_too(theatre, segmenting, call):
+def test_a_thought_far_back_is_rewritten_too(rollouts, segmenting, call):
     """The turn right before the user holds no reasoning; an earlier one does, and the template drops it."""
     said = [thought(call("calculate", expression="6*7")), "#### 42", "#### 42"]
-    show = theatre.show(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+    rollout = rollouts.make(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert [turn.segment for turn in trajectory.turns] == [0, 0, 1]
     assert trajectory.render_check.exact
 
 
-def test_without_reasoning_there_is_one_ledger(theatre, segmenting):
-    show = theatre.show(["#### 41", "#### 42"], renderer=segmenting, interaction="code_verify")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+def test_without_reasoning_there_is_one_ledger(rollouts, segmenting):
+    rollout = rollouts.make(["#### 41", "#### 42"], renderer=segmenting, interaction="code_verify")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert len(trajectory.segments) == 1
 
 
-def test_the_token_budget_counts_what_was_said_once(theatre, segmenting):
+def test_the_token_budget_counts_what_was_said_once(rollouts, segmenting):
     """History that is told again in a second ledger is no new use of tokens."""
     said = [thought("#### 41"), thought("#### 42")]
     settings = {"renderer": segmenting, "interaction": "code_verify"}
-    free = theatre.show(said, **settings).play()
+    free = rollouts.make(said, **settings).play()
     policy = sum(turn.completion_tokens for turn in free.turns)
     used = policy + len(segmenting.tokenizer.encode(free.turns[0].replies[0].text).ids)
     for budget, reason in ((used, StopReason.USER_ENDED), (used - 1, StopReason.TOKEN_BUDGET)):
-        show = theatre.show(said, **settings)
-        show.context.config.rollout.max_tokens = budget
-        trajectory = show.play()
+        rollout = rollouts.make(said, **settings)
+        rollout.context.config.rollout.max_tokens = budget
+        trajectory = rollout.play()
         assert trajectory.stop_reason is reason, budget
         assert len(trajectory.turns) == 2
-    show = theatre.show(said, **settings)
-    show.context.config.rollout.max_tokens = free.turns[0].completion_tokens + 3
-    trajectory = show.play()
+    rollout = rollouts.make(said, **settings)
+    rollout.context.config.rollout.max_tokens = free.turns[0].completion_tokens + 3
+    trajectory = rollout.play()
     assert (trajectory.stop_reason, len(trajectory.segments)) == (StopReason.TOKEN_BUDGET, 1)
 
 
-def test_the_context_is_that_of_the_new_ledger(theatre, segmenting):
+def test_the_context_is_that_of_the_new_ledger(rollouts, segmenting):
     """Long thoughts that are dropped make room again."""
     said = [thought("#### 41", "so " * 100), "#### 42"]
-    free = theatre.show(said, renderer=segmenting, interaction="code_verify").play()
+    free = rollouts.make(said, renderer=segmenting, interaction="code_verify").play()
     longest = max(map(len, free.segments))
     assert len(free.segments[1]) < len(free.segments[0]) == longest
-    show = theatre.show(said, renderer=segmenting, interaction="code_verify", context_length=longest)
-    assert show.play().stop_reason is StopReason.USER_ENDED
+    rollout = rollouts.make(said, renderer=segmenting, interaction="code_verify", context_length=longest)
+    assert rollout.play().stop_reason is StopReason.USER_ENDED
 
 
-def test_refused_unless_asked_for(theatre):
-    strict = theatre.renderer_with(FORGETFUL, HistoryPolicy.refuse)
-    show = theatre.show([thought("#### 41")], renderer=strict, interaction="code_verify")
-    trajectory = show.play()
+def test_refused_unless_asked_for(rollouts):
+    strict = rollouts.renderer_with(FORGETFUL, HistoryPolicy.refuse)
+    rollout = rollouts.make([thought("#### 41")], renderer=strict, interaction="code_verify")
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.FAILED, "what a policy wrote ends its episode, not the run"
     assert "rewrites history" in trajectory.failure and "chat.history=auto" in trajectory.failure
-    assert sum(show.sampler.released.values()) == 1
+    assert sum(rollout.sampler.released.values()) == 1
 
 
-def test_segments_are_counted_among_the_metrics(theatre, segmenting):
-    twice = theatre.show(
+def test_segments_are_counted_among_the_metrics(rollouts, segmenting):
+    twice = rollouts.make(
         [thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify"
     ).play()
-    once = theatre.show(["#### 42"], renderer=segmenting, interaction="code_verify").play()
+    once = rollouts.make(["#### 42"], renderer=segmenting, interaction="code_verify").play()
     found = step_metrics([twice, once])
     assert (found["segments/mean"], found["segments/max"], found["segments/min"]) == (1.5, 2, 1)
 
 
-def test_every_segment_is_compared_with_a_full_render(theatre, segmenting):
+def test_every_segment_is_compared_with_a_full_render(rollouts, segmenting):
     """A fault in the first one was not seen while only the last was looked at."""
-    show = theatre.show([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
-    make, made = show.context.make_backend, []
+    rollout = rollouts.make([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
+    make, made = rollout.context.make_backend, []
 
     def make_backend(*given):
         made.append(make(*given))
         return made[-1]
 
-    show.context = replace(show.context, make_backend=make_backend)
-    trajectory = show.play()
+    rollout.context = replace(rollout.context, make_backend=make_backend)
+    trajectory = rollout.play()
     (backend,) = made
     assert len(backend.segments) == 2 and backend.check(trajectory.messages).exact
     first = backend.segments[0]

@@ -1,7 +1,7 @@
 """A simulated user of one's own: a function, a class, and what is refused in one sentence."""
 
 import pytest
-from theatre import make_sample
+from scripted_rollout import make_sample
 
 from turnwise import extensions
 from turnwise.config import Config, RolloutConfig
@@ -34,27 +34,27 @@ async def wrong(turn):
     return 3
 
 
-def test_text_reply_and_none(theatre):
-    show = theatre.show(["a", "b", "c"], interaction=f"{ME}:patient", interaction_kwargs={"patience": 2})
-    trajectory = show.play()
+def test_text_reply_and_none(rollouts):
+    rollout = rollouts.make(["a", "b", "c"], interaction=f"{ME}:patient", interaction_kwargs={"patience": 2})
+    trajectory = rollout.play()
     assert trajectory.stop_reason is StopReason.USER_ENDED and len(trajectory.turns) == 3
     assert [turn.user_score for turn in trajectory.turns] == [0.5, 0.5, None]
     assert trajectory.facts.user_score == 0.5 and trajectory.facts.user_notes == [{"number": 1}, {"number": 2}]
 
 
-def test_a_plain_function_is_taken(theatre):
-    trajectory = theatre.show(["a"], interaction=f"{ME}:plain").play()
+def test_a_plain_function_is_taken(rollouts):
+    trajectory = rollouts.make(["a"], interaction=f"{ME}:plain").play()
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.facts.user_score == 1.0
 
 
-def test_it_sees_what_tools_did(theatre, call):
+def test_it_sees_what_tools_did(rollouts, call):
     said = [call("calculate", expression="6*7"), "So?", "Bye."]
-    trajectory = theatre.show(said, tools=[calculate], interaction=f"{ME}:reads_tools").play()
+    trajectory = rollouts.make(said, tools=[calculate], interaction=f"{ME}:reads_tools").play()
     assert trajectory.turns[1].replies[0].text == "The tool said ['42']."
 
 
-def test_a_wrong_return_fails_the_episode_in_one_sentence(theatre):
-    trajectory = theatre.show(["a"], interaction=f"{ME}:wrong").play()
+def test_a_wrong_return_fails_the_episode_in_one_sentence(rollouts):
+    trajectory = rollouts.make(["a"], interaction=f"{ME}:wrong").play()
     assert trajectory.failure == f"interaction '{ME}:wrong' returned 3, not text, a turnwise.Reply, or None to end"
 
 
@@ -67,14 +67,14 @@ def test_wrong_options_and_what_is_no_user_are_refused_before_the_run():
         Users(Config(rollout=RolloutConfig(interaction=f"{ME}:ME"))).get(f"{ME}:ME")
 
 
-def test_an_extension_brings_users_by_name(theatre, monkeypatch):
+def test_an_extension_brings_users_by_name(rollouts, monkeypatch):
     brought = {**extensions.OURS, "shop": Extension(users={"shopper": f"{ME}:patient"})}
     monkeypatch.setattr(extensions, "OURS", brought)
     assert "shopper" in Users(Config()).names
-    show = theatre.show(["a", "b", "c"], interaction="shopper", interaction_kwargs={"patience": 2})
-    assert len(show.play().turns) == 3
+    rollout = rollouts.make(["a", "b", "c"], interaction="shopper", interaction_kwargs={"patience": 2})
+    assert len(rollout.play().turns) == 3
     rows = [make_sample(interaction=InteractionSpec("shopper"))]
-    assert len(theatre.show(["a", "b", "c"], samples=rows).play().turns) == 2
+    assert len(rollouts.make(["a", "b", "c"], samples=rows).play().turns) == 2
     with pytest.raises(PluginError, match="did you mean 'shopper'"):
         Users(Config()).get("shoper")
 

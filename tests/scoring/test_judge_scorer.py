@@ -12,11 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "judge"))  # test files are imported by path
 from judge_servers import GOOD, says, unreliable
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.judge.scorer import answer_of
-from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.types import FinishReason, Message, Remark, Role, Sample, StopReason, Trajectory, Turn

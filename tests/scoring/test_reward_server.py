@@ -21,7 +21,7 @@ from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.runners import worker
 from turnwise.scoring.scorer import KEPT_SCORERS, ScorerSpec, builtin_scorers, evaluate
 from turnwise.scoring.service import make_runner
-from turnwise.storage.trajectory_rows import to_row
+from turnwise.storage.trajectories.rows import to_row
 from turnwise.system.plugins import load
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 

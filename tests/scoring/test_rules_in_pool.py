@@ -9,8 +9,8 @@ import pytest
 from turnwise.config import ScoringConfig
 from turnwise.config.choices import ScoringRun
 from turnwise.ext.sandbox.opening import open_pool
-from turnwise.ext.sandbox.process import SandboxUnavailable
 from turnwise.ext.sandbox.scoring.code_tests import sandbox_config
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.service import make_runner
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn

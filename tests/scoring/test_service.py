@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import ScoringConfig
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.scorer import evaluate
 from turnwise.scoring.service import Scoring

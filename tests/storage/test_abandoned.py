@@ -7,8 +7,8 @@ import pytest
 
 from turnwise.storage.index import parse_line, record
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories
-from turnwise.training.resumable_run import abandon_after
+from turnwise.storage.trajectories.files import read_trajectories
+from turnwise.training.runs.resumable_run import abandon_after
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
 

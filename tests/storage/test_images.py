@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image as Picture
 
-from turnwise.storage.images import (
+from turnwise.storage.images.copies import (
     IMAGES,
     STORED_NAME,
     Album,

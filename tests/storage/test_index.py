@@ -9,7 +9,7 @@ from turnwise.errors import StorageError
 from turnwise.ledger import TokenTrainingData
 from turnwise.storage.index import COLUMNS, entry_of, parse_line, record, shard_of
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories
+from turnwise.storage.trajectories.files import read_rows, read_texts, read_trajectories
 from turnwise.types import (
     CallRecord,
     CallStatus,

@@ -15,13 +15,13 @@ from pyarrow import parquet
 from turnwise.commands.cli import main
 from turnwise.errors import DataError, StorageError
 from turnwise.reports.replay import Recorded
-from turnwise.storage.images import Album, is_kept, with_copies
+from turnwise.storage.images.copies import Album, is_kept, with_copies
+from turnwise.storage.images.reader import stored_name
 from turnwise.storage.index import record
-from turnwise.storage.kept_images import stored_name
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories, write_trajectories
-from turnwise.storage.trajectory_rows import to_row
-from turnwise.storage.trajectory_schema import SCHEMAS
+from turnwise.storage.trajectories.files import read_rows, read_texts, read_trajectories, write_trajectories
+from turnwise.storage.trajectories.rows import to_row
+from turnwise.storage.trajectories.schema import SCHEMAS
 from turnwise.system.image_sources import kept_name, read_image, unread
 from turnwise.types import Branch, FinishReason, Image, Message, Role, Sample, StopReason, Text, Trajectory, Turn
 

@@ -11,16 +11,16 @@ import pytest
 import vision_processors as made
 from pyarrow import parquet
 
-from turnwise.chat.image_blocks import place_images
+from turnwise.chat.images.blocks import place_images
+from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.errors import StorageError
 from turnwise.ledger import Ledger, Media, Origin
-from turnwise.storage.images import Album, prepare_again
+from turnwise.storage.images.copies import Album, prepare_again
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_rows, read_trajectories, write_trajectories
-from turnwise.storage.trajectory_rows import from_row, to_row
-from turnwise.storage.trajectory_schema import SCHEMAS
+from turnwise.storage.trajectories.files import read_rows, read_trajectories, write_trajectories
+from turnwise.storage.trajectories.rows import from_row, to_row
+from turnwise.storage.trajectories.schema import SCHEMAS
 from turnwise.system.image_bytes import digest_of
 from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Text, Trajectory, Turn
 

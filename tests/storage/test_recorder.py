@@ -8,7 +8,7 @@ import pytest
 from turnwise.storage.index import INDEX, parse_line
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
 

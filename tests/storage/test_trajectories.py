@@ -13,9 +13,15 @@ from pyarrow import parquet
 
 from turnwise.errors import StorageError
 from turnwise.ledger import TOKEN_TRAINING, TokenTrainingData, VersionRun
-from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories, write_jsonl, write_trajectories
-from turnwise.storage.trajectory_rows import from_row, to_row
-from turnwise.storage.trajectory_schema import SCHEMA, SCHEMAS, VERSION_KEY
+from turnwise.storage.trajectories.files import (
+    read_rows,
+    read_texts,
+    read_trajectories,
+    write_jsonl,
+    write_trajectories,
+)
+from turnwise.storage.trajectories.rows import from_row, to_row
+from turnwise.storage.trajectories.schema import SCHEMA, SCHEMAS, VERSION_KEY
 from turnwise.storage.transcript import transcript
 from turnwise.types import (
     Branch,

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from turnwise.storage.images import STORED_NAME, stored_name
+from turnwise.storage.images.copies import STORED_NAME, stored_name
 from turnwise.system.image_bytes import data_url, file_ending, media_type
 
 IMAGES = {

@@ -10,15 +10,15 @@ import pytest
 
 from turnwise.config import AlgorithmConfig
 from turnwise.config.choices import Correction, Excess, KLEstimator, OldLogprobs
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.learners.objective import Objective
 from turnwise.rollout.prepare import prepare
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.engines import open_engines
 from turnwise.training.optimise import assign_credit, needs_critic, needs_reference
+from turnwise.training.reward_shaping import shape_overlong
 from turnwise.training.sequences import TrainSequence
-from turnwise.training.shaping import shape_overlong
 from turnwise.training.staleness import treatment
 from turnwise.training.turn_credit import add_turn_credit
 

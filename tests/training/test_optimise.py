@@ -8,11 +8,11 @@ from tiny_recipe import SHAPE
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Precision
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import config_from_hf
 from turnwise.engines.samplers.cpu.exactness import REGIMES
 from turnwise.errors import TurnwiseError
 from turnwise.training import optimise as module

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config import TrainingConfig
-from turnwise.training.replay import ReplayEntry, candidates, choose, renew, replayed_per_step
+from turnwise.training.replay_buffer import ReplayEntry, candidates, choose, renew, replayed_per_step
 from turnwise.types import Group, Message, Role, Sample, StopReason, Trajectory
 
 LIMITS = st.builds(

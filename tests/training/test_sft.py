@@ -14,8 +14,8 @@ from turnwise.config import LearnerConfig, SftConfig
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import evaluate
 from turnwise.engines.learners.objective import SUPERVISED
-from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import config_from_hf
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence

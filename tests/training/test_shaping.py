@@ -6,8 +6,8 @@ import pytest
 
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.rollout.collector import keep_varied
+from turnwise.training.reward_shaping import count, overlong_penalty, shape_overlong
 from turnwise.training.sequences import LEFT_OUT
-from turnwise.training.shaping import count, overlong_penalty, shape_overlong
 from turnwise.types import Group, Message, Role, Sample, StopReason, Trajectory
 
 SAMPLE = Sample("s", (Message(Role.USER, "x"),), "d")

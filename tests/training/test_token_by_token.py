@@ -11,8 +11,8 @@ from turnwise.training.advantages import assign, gae, returns_to_go
 from turnwise.training.importance import ImportanceCorrection, correct, mismatch
 from turnwise.training.kl import penalise
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
+from turnwise.training.reward_shaping import shape_overlong
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
-from turnwise.training.shaping import shape_overlong
 from turnwise.training.turn_credit import add_turn_credit
 
 GAMMA, GAE_LAMBDA = 0.97, 0.9

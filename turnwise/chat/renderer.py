@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.forms import CallForm as CallForm
-from turnwise.chat.frame import Frame, written_already
-from turnwise.chat.frames import FrameKey, Frames, NoFrame
-from turnwise.chat.history import Follower, RepliedMessage, demand_marks, mark_texts, marks_for_words
-from turnwise.chat.history import HistoryRewritten as HistoryRewritten
-from turnwise.chat.image_blocks import (
+from turnwise.chat.calls.tool_format import ToolFormat
+from turnwise.chat.images.blocks import (
     NO_MEDIA,
     MediaOf,
     Prompt,
@@ -26,15 +22,19 @@ from turnwise.chat.image_blocks import (
     media_of,
     with_images,
 )
-from turnwise.chat.kinds import TEXTS
+from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.render_check import SelfCheck
 from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, texts_in
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
-from turnwise.chat.template import CALL, HELLO, RESULT, ChatTemplate
-from turnwise.chat.template_words import clock_formats
+from turnwise.chat.template.chat_template import CALL, HELLO, RESULT, ChatTemplate
+from turnwise.chat.template.history import Follower, RepliedMessage, demand_marks, mark_texts, marks_for_words
+from turnwise.chat.template.history import HistoryRewritten as HistoryRewritten
+from turnwise.chat.template.message_forms import CallForm as CallForm
+from turnwise.chat.template.message_kinds import TEXTS
+from turnwise.chat.template.reply_frame import Frame, written_already
+from turnwise.chat.template.reply_frames import FrameKey, Frames, NoFrame
+from turnwise.chat.template.words import clock_formats
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import ToolFormat
-from turnwise.chat.vision import ImageProcessor
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import Completion, Image, JsonSchema, Ledger, Message, RenderCheck, Role, Text

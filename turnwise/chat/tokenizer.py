@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.bounded_jinja import install
+from turnwise.chat.template.bounded_jinja import install
 from turnwise.errors import TemplateError, one_line, unknown
 
 LONG = 16_384

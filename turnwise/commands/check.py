@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _composed(args: argparse.Namespace) -> "Composed":
     """The config of the command, or one of another system as ours."""
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.system.plugins import load
 
     for name, spec in named("configs").items():
@@ -72,7 +72,7 @@ def _composed(args: argparse.Namespace) -> "Composed":
 
 def _check_extension(spec: str, args: argparse.Namespace) -> int:
     """What an extension says of itself on this machine."""
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.system.plugins import load
 
     text, facts = load(spec, "check")(compose(args.overrides, args.config).config)

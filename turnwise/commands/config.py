@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Everything is read from the config's own source."""
     from turnwise.config.docs import equivalent, find, pages, read_by
-    from turnwise.config.readers import readers
+    from turnwise.config.knob_usage import readers
     from turnwise.data.task import builtin_tasks, config_values
 
     key = args.key.partition("=")[0] if args.key else None  # training.max_lag=1 asks for the key as well

@@ -24,7 +24,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """The result goes to a new run directory and to the terminal."""
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
 
     composed = compose(args.overrides, args.config)
     refuse_unread(composed)

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _episodes(files: Iterable[Path]) -> "Iterator[Trajectory]":
     """With the images of their samples: a row that names one of a run's folder would be nobody's row."""
-    from turnwise.storage.images import check_kept
-    from turnwise.storage.kept_images import run_of
-    from turnwise.storage.trajectories import read_trajectories
+    from turnwise.storage.images.copies import check_kept
+    from turnwise.storage.images.reader import run_of
+    from turnwise.storage.trajectories.files import read_trajectories
 
     for path in files:
         for trajectory in read_trajectories(path):

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when every endpoint serves the same model and passes, else 1."""
     import asyncio
 
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.scoring.judge.probe import probe_all, settings_in
     from turnwise.scoring.scorer import ScorerSpec
 

@@ -26,7 +26,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """The result goes to a new run directory and to the terminal."""
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.rollout.probes import read_probes
 
     probes = read_probes(args.probes)

@@ -53,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.reports.replay import Edit, Recorded, replay, replay_config
     from turnwise.storage.differences import shown
     from turnwise.storage.run_dir import RunDir
     from turnwise.system.stopping import run_stoppable
-    from turnwise.training.sent_runs import check_run, check_sample, check_trust
+    from turnwise.training.runs.trust import check_run, check_sample, check_trust
 
     if (args.edit is None) != (args.text is None):
         raise ConfigError("--edit (the place) and --with (the new text) go together: give both, or none for no change")

@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from turnwise.config.compose import to_yaml
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.reports.rescore import rescore_run, with_scorer
     from turnwise.storage.lock import holding
     from turnwise.storage.run_dir import RESCORED, RunDir
     from turnwise.system.stopping import run_stoppable
-    from turnwise.training.sent_runs import check_run, check_trust
+    from turnwise.training.runs.trust import check_run, check_trust
 
     if args.options and args.scorer is None:
         raise ConfigError("--options belong to the scorer that --scorer names; those of others are scoring.options")
@@ -80,7 +80,7 @@ def _without_run(args: argparse.Namespace) -> "Config":
     """The config of this command line alone, without the run."""
     from dataclasses import replace
 
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
 
     config = compose(args.overrides).config
     if args.scorer is None:

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
 
     from turnwise.errors import StorageError
     from turnwise.storage.run_dir import RunDir
-    from turnwise.storage.trajectories import read_trajectories
+    from turnwise.storage.trajectories.files import read_trajectories
     from turnwise.storage.transcript import transcript
 
     directory = RunDir.open(args.run_dir)

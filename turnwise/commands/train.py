@@ -34,7 +34,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """A run that is resumed has its own config; only what is given anew differs."""
-    from turnwise.training.resume import compose_training
+    from turnwise.training.runs.resume import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)
@@ -57,7 +57,7 @@ def _dry_run(config: "Config", *, json_too: bool) -> int:
 
     from turnwise.reports.dry_run import dry_run
     from turnwise.system.stopping import run_stoppable
-    from turnwise.training.run import printer
+    from turnwise.training.runs.run import printer
 
     report = run_stoppable(dry_run(config, printer(Console(stderr=True))))
     sys.stdout.write(report.text())

@@ -50,7 +50,7 @@ def compose_with(
     *,
     recorded: Path | None = None,
 ) -> Composed:
-    """The config of a command (turnwise.data.compose says what a task sets). Every mistake is a ConfigError with the
+    """The config of a command (data/task_config.py adds what a task sets). Every mistake is a ConfigError with the
     nearest valid name; torch is not imported.
 
     `recorded` is the config of a run that is resumed: what is not given anew stays as it was there. It names every key,

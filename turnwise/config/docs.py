@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.compose import other_names
+from turnwise.config.knob_usage import PACKAGE, ROOT, readers, sections
 from turnwise.config.knobs import PLUGIN, Knob, kind_of, knobs_of
-from turnwise.config.readers import PACKAGE, ROOT, readers, sections
 from turnwise.config.sections import full_config
 from turnwise.errors import ConfigError, unknown
 

@@ -166,7 +166,7 @@ def path() -> dict[str, Any]:
 
 def reaches(what: str, by: Callable[[Any], bool] | None = bool, *, whole: bool = False) -> dict[str, Any]:
     """What a run that somebody sent may reach by this knob: by any value, by those that `by` says, or (None) by those
-    that its reader names (training/sent_runs.py)."""
+    that its reader names (training/runs/trust.py)."""
     return {"reach": Reach(what, by, whole)}
 
 

@@ -145,7 +145,7 @@ def read_policy(config: Config, precision: Precision) -> "PolicyModel":
 
 def vocabulary_of(source: ModelSource, words: int) -> int:
     """How many token ids a model has: as its config says, which may be more than its tokenizer has words for."""
-    from turnwise.engines.model.checkpoint_format import read_raw_config
+    from turnwise.engines.model.huggingface_folder import read_raw_config
 
     raw = {} if source.gguf_file is not None else read_raw_config(source.folder)
     text = raw.get("text_config")

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from turnwise import extensions
-from turnwise.chat.format_trial import find_format
-from turnwise.chat.infer_format import FormatChoice
+from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.format_words import FormatChoice
+from turnwise.chat.calls.tool_format import load_format
+from turnwise.chat.images.processor import ImageProcessor, NotShown, find_image_processor
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import load_format
-from turnwise.chat.vision import ImageProcessor, NotShown, find_image_processor
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opener import model_source

@@ -15,13 +15,13 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.environment import uses
-from turnwise.data.compose import compose, differences
 from turnwise.data.loader import Loader
+from turnwise.data.task_config import compose, differences
 from turnwise.engines.memory_plan import cpu_memory, memory_here
 from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.extensions import extensions
-from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Groups
 from turnwise.rollout.placement import placement_of
@@ -31,9 +31,9 @@ from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import read_status
 from turnwise.training.engines import open_engines
 from turnwise.training.optimise import beside_policy
-from turnwise.training.preparing import prepare_training
-from turnwise.training.resume import existing_run
-from turnwise.training.sent_runs import check_run
+from turnwise.training.runs.prepare import prepare_training
+from turnwise.training.runs.resume import existing_run
+from turnwise.training.runs.trust import check_run
 from turnwise.training.sequences import to_sequences, trainable
 
 MEASURED_GROUPS = 8

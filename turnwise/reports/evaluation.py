@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.errors import ScoringFailed
-from turnwise.reports.sources import Fitted, SourceReport, by_column, by_row, narrowest
+from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_row, narrowest
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
 from turnwise.rollout.toolbox.report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback

@@ -12,7 +12,7 @@ from turnwise.engines.rendering import format_of
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, history_forecasts, spelled_warning
 from turnwise.training.optimise import beside_policy
-from turnwise.training.replay import replayed_per_step
+from turnwise.training.replay_buffer import replayed_per_step
 from turnwise.training.staleness import treatment, unbounded
 from turnwise.types import Role
 

@@ -19,7 +19,7 @@ from turnwise.engines.rendering import choose_model
 from turnwise.errors import TurnwiseError
 from turnwise.reports.checks.findings import Outcome as Outcome
 from turnwise.reports.checks.findings import Report as Report
-from turnwise.reports.checks.start import run_checks
+from turnwise.reports.checks.run_checks import run_checks
 from turnwise.reports.plan import plan_text, trusted_code
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, measured_images, prepare

@@ -16,9 +16,9 @@ from rich.text import Text
 from turnwise.config import Config
 from turnwise.config.check import check_config
 from turnwise.engines.samplers.scripted import Script
-from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import Printable
-from turnwise.reports.measure import play_all
+from turnwise.reports.evaluation_run import play_all
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.rollout.probes import Donors, Probe, probed, tool_reply_images
@@ -27,7 +27,7 @@ from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import check_free
 from turnwise.system.metrics import Share, share
 from turnwise.system.stopping import run_stoppable
-from turnwise.training.run import Run, console_or_stderr, new_run, printer
+from turnwise.training.runs.run import Run, console_or_stderr, new_run, printer
 from turnwise.types import Sample, Trajectory
 
 FILE = "probe.json"

@@ -16,9 +16,9 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
-from turnwise.engines.updates import Update
+from turnwise.engines.weight_updates import Update
 from turnwise.errors import ConfigError, StorageError
-from turnwise.reports.checks.start import check_before_run
+from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
@@ -27,10 +27,10 @@ from turnwise.rollout.prepare import open_context, prepare
 from turnwise.scoring.scorer import apply
 from turnwise.storage.checkpoints import MANIFEST
 from turnwise.storage.differences import Differences, differences
-from turnwise.storage.images import check_kept
+from turnwise.storage.images.copies import check_kept
 from turnwise.storage.run_dir import REPLAY, REUSED, TRAINED, RunDir
-from turnwise.storage.trajectories import read_trajectories
-from turnwise.training.run import new_run, printer
+from turnwise.storage.trajectories.files import read_trajectories
+from turnwise.training.runs.run import new_run, printer
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, Trajectory, Turn, VersionRun
 
 GREEDY = "greedy_"

@@ -16,10 +16,10 @@ from turnwise.data.task import known_scorers
 from turnwise.errors import ConfigError, StorageError
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
-from turnwise.storage.images import recalled, with_copies
-from turnwise.storage.kept_images import home_of
+from turnwise.storage.images.copies import recalled, with_copies
+from turnwise.storage.images.reader import home_of
 from turnwise.storage.run_dir import RESCORED, RunDir
-from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
+from turnwise.storage.trajectories.files import read_sources, read_trajectories, write_trajectories
 from turnwise.system.concurrency import each
 from turnwise.system.files import cannot
 from turnwise.training.advantages import GROUP_BASELINES, against_group

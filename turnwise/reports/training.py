@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
-from turnwise.reports.sources import CAPTION
 from turnwise.storage.chosen_policy import Shipped, read_shipped
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
-from turnwise.training.resume import resume_command
-from turnwise.training.train_run import TrainRun
+from turnwise.training.runs.resume import resume_command
+from turnwise.training.runs.train_run import TrainRun
 
 LAST_STEPS = 5
 """The end of training is the mean over so many steps: one step's reward is noise."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from turnwise.chat.image_blocks import images_in
+from turnwise.chat.images.blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at, open_prompt

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.chat.tool_format import ToolFormat
+from turnwise.chat.calls.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import DataError, EpisodeError, PluginError

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.chat.image_files import shown_size, unpack
-from turnwise.chat.tool_format import ToolFormat
+from turnwise.chat.calls.tool_format import ToolFormat
+from turnwise.chat.images.pixels import shown_size, unpack
 from turnwise.errors import DataError
 from turnwise.system.image_bytes import KINDS, media_type
 from turnwise.system.image_sources import open_source, read_source

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise import extensions
-from turnwise.chat.forecast import TemplateForecast, forecast
-from turnwise.chat.image_blocks import images_in
+from turnwise.chat.calls.tool_format import load_format
+from turnwise.chat.images.blocks import images_in
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.tool_format import load_format
-from turnwise.chat.trials import BLANK
+from turnwise.chat.template.history_forecast import TemplateForecast, forecast
+from turnwise.chat.template.trials import BLANK
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.check import check_config
 from turnwise.data.dataset import dataset_rows

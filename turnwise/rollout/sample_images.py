@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.chat.image_files import unpack
+from turnwise.chat.images.pixels import unpack
 from turnwise.data.images.trail import IDENTITY, Matrix, OriginCheck, Trail
 from turnwise.errors import DataError, EpisodeError, ToolError, nearest
 from turnwise.rollout.tools.tool import ToolContext
-from turnwise.storage.images import images_for
+from turnwise.storage.images.copies import images_for
 from turnwise.system.image_bytes import data_url
 from turnwise.system.image_sources import read_image
 from turnwise.types import Image, ToolResult

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError, unknown
 from turnwise.extensions import named
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.scoring.failures import ScoringStats, counted, within
-from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
 from turnwise.system.plugins import load
 from turnwise.types import Sample, StopReason, Trajectory

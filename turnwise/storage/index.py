@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import StorageError
-from turnwise.storage.images import Album
+from turnwise.storage.images.copies import Album
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.tool_behaviour import tool_behaviour
-from turnwise.storage.trajectories import write_trajectories
+from turnwise.storage.trajectories.files import write_trajectories
 from turnwise.types import CallStatus, Ledger, Role, StopReason, Trajectory
 
 INDEX = "index.jsonl"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from turnwise.storage.images import Album
+from turnwise.storage.images.copies import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Trajectory

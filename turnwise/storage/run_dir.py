@@ -4,7 +4,7 @@ runs/<name>/
   config.yaml, plan.txt               as run
   status.json                         how it is doing, see storage/status.py
   metrics.jsonl                       one object a step
-  trajectories/step_000012.parquet    see storage/trajectories.py
+  trajectories/step_000012.parquet    see storage/trajectories/files.py
   reused/step_000012.parquet          episodes of earlier steps that this one trained on again
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
   checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
@@ -12,7 +12,7 @@ runs/<name>/
   best/                               the policy of a training's best evaluation so far, and what that found
   demonstrations.json                 what it learned from, which is trajectories/step_000000.parquet
   index.jsonl                         every trajectory in short, see storage/index.py
-  images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
+  images/<hash>.png, index.jsonl      what the trajectories show, see storage/images/copies.py
   tokenizer.json                      for reading token ids
   rescored/NAME/                      the same trajectories with other rewards, and comparison.json
   abandoned/                          what was recorded of steps that were done again after a resume

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text as Styled
 
-from turnwise.storage.ledger_columns import origin_counts
+from turnwise.storage.trajectories.ledger_columns import origin_counts
 from turnwise.system.image_sources import kept_name
 from turnwise.types import (
     CallRecord,

@@ -85,7 +85,7 @@ def is_inline(source: str) -> bool:
 def unread(name: str) -> str:
     """A source that only names the copy of an inline image that a run keeps: `data:image/png,images/5d41....png`.
 
-    It is the sender's word for no file of ours: nothing reads it but who knows the run (storage/kept_images.py).
+    It is the sender's word for no file of ours: nothing reads it but who knows the run (storage/images/reader.py).
     """
     kind = name.rpartition(".")[2]
     return f"data:image/{'jpeg' if kind == 'jpg' else kind},{name}"

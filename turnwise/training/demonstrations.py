@@ -15,11 +15,11 @@ from turnwise.config import Config
 from turnwise.errors import DataError, StorageError, TurnwiseError
 from turnwise.ledger import Media
 from turnwise.rollout.prepare import load_samples
-from turnwise.storage.images import prepare_again
-from turnwise.storage.kept_images import run_of
+from turnwise.storage.images.copies import prepare_again
+from turnwise.storage.images.reader import run_of
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import TOKENIZER, RunDir
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Sample, Trajectory
 
 TRAINING_ROWS = (

@@ -11,7 +11,7 @@ import torch
 
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines import publishing
+from turnwise.engines import weight_sync
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
@@ -20,7 +20,7 @@ from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.updates import FullWeights, StoredWeights
+from turnwise.engines.weight_updates import FullWeights, StoredWeights
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, token_context
@@ -28,8 +28,8 @@ from turnwise.storage.checkpoints import Checkpoint
 from turnwise.training import kl
 from turnwise.training.checks import check_training, total_updates
 from turnwise.training.optimise import check_logprob_gap, needs_critic, needs_reference, optimise
+from turnwise.training.runs.state import FORMAT, KLState, Progress, RunState, write_json
 from turnwise.training.sequences import TrainSequence
-from turnwise.training.state import FORMAT, KLState, Progress, RunState, write_json
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await publishing.publish(self.learner, self.sampler, version, self.weights_folder)
+        await weight_sync.publish(self.learner, self.sampler, version, self.weights_folder)
         self.version = version
         if self.take_turns:
             await self.sampler.wake()

@@ -19,8 +19,8 @@ from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.packing import fill, minibatches, pack, tokens_by_trajectory, write
+from turnwise.training.reward_shaping import shape_overlong
 from turnwise.training.sequences import TrainSequence, trainable
-from turnwise.training.shaping import shape_overlong
 from turnwise.training.staleness import measure, oldest_allowed, treatment
 from turnwise.training.turn_credit import add_turn_credit
 

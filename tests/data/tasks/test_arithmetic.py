@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.data.compose import configure
 from turnwise.data.loader import load_samples
+from turnwise.data.task_config import configure
 from turnwise.data.tasks.arithmetic import FAMILIES, problem_at, rows, script, split_of, value, write_out
 from turnwise.data.tasks.arithmetic import prepare as prepare_files
 from turnwise.errors import DataError

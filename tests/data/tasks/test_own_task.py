@@ -7,12 +7,12 @@ import pytest
 
 from turnwise import Task, evaluate
 from turnwise.config.compose import to_yaml
-from turnwise.data.compose import compose, configure
 from turnwise.data.task import config_values, load_task, prepare_files
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError
 from turnwise.reports.preflight import preflight
 from turnwise.train import train
-from turnwise.training.sent_runs import reaches
+from turnwise.training.runs.trust import reaches
 
 ROOT = Path(__file__).parents[3]
 SHOP = ROOT / "examples" / "shop" / "task.py"

@@ -6,9 +6,9 @@ from paged import Pages
 
 from turnwise.engines.kernels.dispatch import interpreted
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.packed_attention import PackedAttend
 from turnwise.engines.model.policy_model import ModelInputs
 

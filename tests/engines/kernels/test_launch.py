@@ -6,7 +6,7 @@ import torch
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from turnwise.engines.kernels.triton_launch import Launcher  # noqa: E402
+from turnwise.engines.kernels.triton.launch import Launcher  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

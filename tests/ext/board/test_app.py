@@ -14,9 +14,9 @@ import httpx
 import pytest
 import uvicorn
 
-from turnwise.ext.board import shell
+from turnwise.ext.board import static_files
+from turnwise.ext.board.access import BoardAddress
 from turnwise.ext.board.app import answer, make_app
-from turnwise.ext.board.gate import BoardAddress
 from turnwise.ext.board.runs import Runs
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
@@ -185,7 +185,7 @@ def test_nothing_else_is_a_file_of_the_page(board, path):
 def test_plotly_is_the_installed_one_and_zipped(board):
     with board.stream("GET", "/plotly.js") as response:
         raw = b"".join(response.iter_raw())
-    installed = shell.plotly_path().read_bytes()
+    installed = static_files.plotly_path().read_bytes()
     assert response.headers["content-encoding"] == "gzip" and len(raw) < len(installed) / 2
     assert gzip.decompress(raw) == installed
     plain = board.get("/plotly.js", headers={"Accept-Encoding": "identity"})

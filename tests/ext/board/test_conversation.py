@@ -12,8 +12,8 @@ from turnwise.ext.board.conversation import conversation, measured, waterfall, w
 from turnwise.ext.board.images import Pictures
 from turnwise.ext.board.json_values import plain
 from turnwise.ext.board.table import NotThere, Table
+from turnwise.storage.images.reader import stored_name
 from turnwise.storage.index import record
-from turnwise.storage.kept_images import stored_name
 from turnwise.system.image_sources import unread
 from turnwise.types import CallStatus, Image, Message, Remark, RenderCheck, Role, Text
 
@@ -213,7 +213,7 @@ def test_a_damaged_file_is_a_storage_error_and_a_shorter_one_is_not_there(run_di
     record(run_dir, FILE, [make("a"), make("b")])
     table = Table(run_dir)
     table.refresh(None)
-    from turnwise.storage.trajectories import write_trajectories
+    from turnwise.storage.trajectories.files import write_trajectories
 
     write_trajectories(run_dir.path / FILE, [make("a")])
     with pytest.raises(NotThere, match="written anew"):

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.ext.board import shell
+from turnwise.ext.board import static_files
+from turnwise.ext.board.access import BoardAddress
 from turnwise.ext.board.app import make_app
-from turnwise.ext.board.freeze import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, address, freeze, quoted, safe_json
-from turnwise.ext.board.gate import BoardAddress
 from turnwise.ext.board.runs import Runs
+from turnwise.ext.board.standalone_html import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, address, freeze, quoted, safe_json
 from turnwise.storage.index import record
 from turnwise.types import Image, Message, Role, Text
 
@@ -126,10 +126,10 @@ def test_every_link_between_the_pages_has_an_answer(full_run, make):
 
 
 def test_the_page_makes_the_links_that_the_report_expects():
-    page = (shell.STATIC / "js" / "pages" / "tools.js").read_text()
+    page = (static_files.STATIC / "js" / "pages" / "tools.js").read_text()
     assert "data_source == ${quoted(source)} and failure == null" in page
     assert FLIPPED_TO_RIGHT in page and FLIPPED_TO_WRONG in page
-    listed = (shell.STATIC / "js" / "pages" / "trajectories.js").read_text()
+    listed = (static_files.STATIC / "js" / "pages" / "trajectories.js").read_text()
     assert "const LIMIT = 50;" in listed
     assert 'sort: "step", order: "desc"' in listed
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from turnwise.ext.board.gate import BoardAddress, BoardGate, content_policy
+from turnwise.ext.board.access import BoardAddress, BoardGate, content_policy
 
 TOKEN = "s3cret-token"
 LOCAL = BoardAddress("127.0.0.1", 7007)

@@ -7,12 +7,12 @@ from looking import FIRST, TARGET, write_looked, write_probed
 
 from turnwise.errors import StorageError
 from turnwise.ext.board.conversation import box_of, conversation, target_boxes
-from turnwise.ext.board.freeze import freeze
 from turnwise.ext.board.images import image_bytes
 from turnwise.ext.board.probes import counterparts, probe, read_probe, with_counterparts
+from turnwise.ext.board.standalone_html import freeze
 from turnwise.ext.board.table import NotThere, Table, listing
 from turnwise.ext.board.tokens import tokens
-from turnwise.storage.images import stored_name
+from turnwise.storage.images.copies import stored_name
 
 BEFORE, AFTER = "eval/step_000000", "probes/blank"
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from turnwise.commands import cli
+from turnwise.ext.board.access import BoardAddress
 from turnwise.ext.board.app import make_app
-from turnwise.ext.board.gate import BoardAddress
 from turnwise.ext.board.replays import Replays
 from turnwise.ext.board.runs import Runs
 

@@ -12,7 +12,7 @@ from turnwise.ext.board.filters import BadFilter
 from turnwise.ext.board.table import NotThere, ShardInfo, Table, listing
 from turnwise.storage.index import COLUMNS, INDEX, record
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import write_trajectories
+from turnwise.storage.trajectories.files import write_trajectories
 from turnwise.types import StopReason
 
 

@@ -61,8 +61,8 @@ def odd(answer, env):
     return 1
 
 
-def play(show):
-    return asyncio.run(show.episode())
+def play(rollout):
+    return asyncio.run(rollout.episode())
 
 
 def with_env(options, **settings):
@@ -76,28 +76,30 @@ def echoes():
     return module.Echo.made
 
 
-def test_frozen_lake_in_its_own_words(theatre):
+def test_frozen_lake_in_its_own_words(rollouts):
     way = ["down", "down", "right", "right", "down", "right"]
     said = ["I do not know.", *(f"<think>Action: up</think>I go on.\nAction: {one}." for one in way)]
-    show = theatre.show(said, **with_env(LAKE))
-    trajectory = play(show)
+    rollout = rollouts.make(said, **with_env(LAKE))
+    trajectory = play(rollout)
     record = trajectory.facts.environment
     assert trajectory.failure is None and record.reward == 1.0 and record.finished
     assert record.metrics == {"no_action": 1.0, "steps": 6.0, "terminated": 1.0, "truncated": 0.0}
     assert trajectory.messages[1].text.startswith("What is 6 times 7?\n\n") and "[S]FFF" in trajectory.messages[1].text
     assert "one of left, down, right, up" in trajectory.turns[0].replies[0].text
     assert [turn.user_score for turn in trajectory.turns] == [None, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-    show.check_tokens(trajectory)
+    rollout.check_tokens(trajectory)
 
 
-def test_blackjack_described_by_a_function_starts_alike_for_siblings(theatre, sample):
+def test_blackjack_described_by_a_function_starts_alike_for_siblings(rollouts, sample):
     options = {"env": "Blackjack-v1", "describe": ME.format("hand"), "actions": {"stick": 0, "hit": 1}}
 
     def firsts(**more):
-        show = theatre.show(["Action: stick"], samples=[sample(f"t:{n}") for n in range(6)], **with_env(options | more))
+        rollout = rollouts.make(
+            ["Action: stick"], samples=[sample(f"t:{n}") for n in range(6)], **with_env(options | more)
+        )
 
         async def all_of_them():
-            return await asyncio.gather(*(show.episode(n, sibling) for n in range(6) for sibling in range(3)))
+            return await asyncio.gather(*(rollout.episode(n, sibling) for n in range(6) for sibling in range(3)))
 
         found = asyncio.run(all_of_them())
         assert all(one.failure is None and one.facts.environment.finished for one in found)
@@ -109,10 +111,10 @@ def test_blackjack_described_by_a_function_starts_alike_for_siblings(theatre, sa
     assert any(len(set(texts)) > 1 for texts in firsts(seed="episode"))
 
 
-def test_an_environment_of_words_sums_its_rewards_and_takes_options_of_the_row(theatre, sample):
+def test_an_environment_of_words_sums_its_rewards_and_takes_options_of_the_row(rollouts, sample):
     one = sample(info={"extra_info": {"reset_options": {"word": "abc"}}})
-    show = theatre.show(["cab", "Action: cba"], samples=[one], **with_env({"env": ME.format("Echo")}))
-    trajectory = play(show)
+    rollout = rollouts.make(["cab", "Action: cba"], samples=[one], **with_env({"env": ME.format("Echo")}))
+    trajectory = play(rollout)
     assert trajectory.facts.environment.reward == 1.5 and trajectory.failure is None
     assert "Say abc backwards." in trajectory.messages[1].text and echoes()[-1].closed == 1
 
@@ -125,11 +127,11 @@ def test_an_environment_of_words_sums_its_rewards_and_takes_options_of_the_row(t
         ("hang", "took longer than 0.2 s"),
     ],
 )
-def test_trouble_of_the_environment_fails_the_episode_and_it_is_closed(theatre, trouble, words, monkeypatch):
+def test_trouble_of_the_environment_fails_the_episode_and_it_is_closed(rollouts, trouble, words, monkeypatch):
     monkeypatch.setattr("turnwise.ext.gym.loop.CLOSE_SECONDS", 0.1)
     options = {"env": ME.format("Echo"), "env_kwargs": {"trouble": trouble}}
     options |= {"timeout": 0.2} if trouble == "hang" else {}
-    trajectory = play(theatre.show(["a"], **with_env(options)))
+    trajectory = play(rollouts.make(["a"], **with_env(options)))
     assert trajectory.stop_reason is StopReason.FAILED
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(trajectory.failure)
@@ -142,12 +144,12 @@ def test_trouble_of_the_environment_fails_the_episode_and_it_is_closed(theatre, 
         assert made.closed == 1
 
 
-def test_an_environment_is_closed_when_its_episode_is_cancelled(theatre):
+def test_an_environment_is_closed_when_its_episode_is_cancelled(rollouts):
     async def main():
-        show = theatre.show(["a"], **with_env({"env": ME.format("Echo")}))
-        show.sampler.hang_at = 0
-        episode = asyncio.ensure_future(show.episode())
-        await show.sampler.generating.wait()
+        rollout = rollouts.make(["a"], **with_env({"env": ME.format("Echo")}))
+        rollout.sampler.hang_at = 0
+        episode = asyncio.ensure_future(rollout.episode())
+        await rollout.sampler.generating.wait()
         episode.cancel()
         await asyncio.wait((episode,))
         return episode.cancelled()
@@ -155,13 +157,13 @@ def test_an_environment_is_closed_when_its_episode_is_cancelled(theatre):
     assert asyncio.run(main()) and echoes()[-1].closed == 1
 
 
-def test_what_gives_no_text_and_what_is_not_registered_stops_the_run(theatre):
+def test_what_gives_no_text_and_what_is_not_registered_stops_the_run(rollouts):
     with pytest.raises(PluginError, match="gives no text .*render_mode: ansi"):
-        play(theatre.show(["1"], **with_env({"env": "FrozenLake-v1"})))
+        play(rollouts.make(["1"], **with_env({"env": "FrozenLake-v1"})))
     with pytest.raises(ConfigError, match="unknown environment 'FrozenLak-v1': did you mean 'FrozenLake"):
-        play(theatre.show(["1"], **with_env({"env": "FrozenLak-v1"})))
+        play(rollouts.make(["1"], **with_env({"env": "FrozenLak-v1"})))
     with pytest.raises(PluginError, match="is no Gymnasium environment"):
-        play(theatre.show(["1"], **with_env({"env": "builtins:dict"})))
+        play(rollouts.make(["1"], **with_env({"env": "builtins:dict"})))
 
 
 def test_actions_are_read_from_the_last_mark_or_from_all_that_is_said():
@@ -177,9 +179,9 @@ def test_actions_are_read_from_the_last_mark_or_from_all_that_is_said():
         read_action("1", gymnasium.spaces.Box(0, 1), None)
 
 
-def test_a_function_reads_actions(theatre):
+def test_a_function_reads_actions(rollouts):
     options = {**LAKE, "actions": ME.format("odd")}
-    trajectory = play(theatre.show(["stay", "go", "go"], max_assistant_turns=3, **with_env(options)))
+    trajectory = play(rollouts.make(["stay", "go", "go"], max_assistant_turns=3, **with_env(options)))
     assert trajectory.turns[0].replies[0].text == "Say go."
     assert trajectory.facts.environment.metrics["steps"] == 2.0
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from server import make_app
 
 from turnwise import evaluate, train
-from turnwise.data.compose import compose, configure
 from turnwise.data.loader import load_samples
 from turnwise.data.task import prepare_files
+from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 from turnwise.reports.preflight import preflight
 

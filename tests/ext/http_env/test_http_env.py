@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users
-from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.types import CallStatus, Role, StopReason
 
 
@@ -53,13 +53,13 @@ def run(app, serving, play):
     return asyncio.run(main())
 
 
-def test_a_game_is_played_to_its_end(theatre, sample, serving):
+def test_a_game_is_played_to_its_end(rollouts, sample, serving):
     app = make_app()
 
     async def play(url):
-        show = theatre.show(bisect, samples=[named(sample)], **with_env(url))
-        trajectory = await show.episode()
-        show.check_tokens(trajectory)
+        rollout = rollouts.make(bisect, samples=[named(sample)], **with_env(url))
+        trajectory = await rollout.episode()
+        rollout.check_tokens(trajectory)
         return trajectory
 
     trajectory = run(app, serving, play)
@@ -72,31 +72,31 @@ def test_a_game_is_played_to_its_end(theatre, sample, serving):
     assert app.state.sessions.counts == {"started": 1, "finished": 1, "cancelled": 0, "forgotten": 0}
 
 
-def test_tools_of_the_environment_are_shown_and_run_by_it(theatre, sample, serving, call):
+def test_tools_of_the_environment_are_shown_and_run_by_it(rollouts, sample, serving, call):
     app = make_app()
 
     async def play(url):
         said = ["Hello.", call("price", item="hat"), call("buy", item="hat", dollars=12)]
-        show = theatre.show(said, samples=[named(sample, "shop")], **with_env(url))
-        trajectory = await show.episode()
-        show.check_tokens(trajectory)
-        return trajectory, show.sampler.requests[0].token_ids
+        rollout = rollouts.make(said, samples=[named(sample, "shop")], **with_env(url))
+        trajectory = await rollout.episode()
+        rollout.check_tokens(trajectory)
+        return trajectory, rollout.sampler.requests[0].token_ids
 
     trajectory, prompt = run(app, serving, play)
-    assert "Buy one item for so many dollars" in theatre.renderer.tokenizer.decode(prompt)
+    assert "Buy one item for so many dollars" in rollouts.renderer.tokenizer.decode(prompt)
     assert [turn.replies[0].text for turn in trajectory.turns] == ["Please use the tools.", "12", "Bought."]
     assert trajectory.turns[1].replies[0].role is Role.TOOL and trajectory.turns[1].replies[0].name == "price"
     assert [record.status for record in trajectory.calls] == [CallStatus.UNKNOWN] * 2
     assert trajectory.facts.environment.reward == 1.0 and not app.state.sessions.open
 
 
-def test_a_turn_with_a_call_that_cannot_be_read_reaches_no_environment(theatre, sample, serving, call):
+def test_a_turn_with_a_call_that_cannot_be_read_reaches_no_environment(rollouts, sample, serving, call):
     app = make_app()
 
     async def play(url):
         broken = call("buy", item="hat", dollars=12) + '\n<tool_call>\n{"name": \n</tool_call>'
         said = [broken, call("buy", item="hat", dollars=12)]
-        return await theatre.show(said, samples=[named(sample, "shop")], **with_env(url)).episode()
+        return await rollouts.make(said, samples=[named(sample, "shop")], **with_env(url)).episode()
 
     first, second = run(app, serving, play).turns
     assert [record.status for record in first.calls] == [CallStatus.MALFORMED, CallStatus.REFUSED]
@@ -105,7 +105,7 @@ def test_a_turn_with_a_call_that_cannot_be_read_reaches_no_environment(theatre, 
 
 
 @pytest.mark.parametrize("how", ["turns", "truncated", "engine", "seconds", "cancelled"])
-def test_a_session_is_cancelled_on_every_path(theatre, sample, serving, how):
+def test_a_session_is_cancelled_on_every_path(rollouts, sample, serving, how):
     app = make_app()
 
     async def play(url):
@@ -114,14 +114,14 @@ def test_a_session_is_cancelled_on_every_path(theatre, sample, serving, how):
             "truncated": {"max_tokens": 1},
             "seconds": {"max_seconds": 0.3},
         }.get(how, {})
-        show = theatre.show(["no number"], samples=[named(sample)], **settings, **with_env(url))
+        rollout = rollouts.make(["no number"], samples=[named(sample)], **settings, **with_env(url))
         if how == "engine":
-            show.sampler.error, show.sampler.error_at = RuntimeError("the engine broke"), 1
+            rollout.sampler.error, rollout.sampler.error_at = RuntimeError("the engine broke"), 1
         if how in ("seconds", "cancelled"):
-            show.sampler.hang_at = 1
-        episode = asyncio.ensure_future(show.episode())
+            rollout.sampler.hang_at = 1
+        episode = asyncio.ensure_future(rollout.episode())
         if how == "cancelled":
-            await show.sampler.generating.wait()
+            await rollout.sampler.generating.wait()
             episode.cancel()
         await asyncio.wait((episode,))
         return episode
@@ -185,13 +185,13 @@ GO = {"messages": [{"role": "user", "content": "Again."}], "finish": False}
 DONE = {"messages": [], "finish": True, "reward": 0.5}
 
 
-def play_with(make, serving, theatre, sample, **options):
+def play_with(make, serving, rollouts, sample, **options):
     async def main():
         server = make()
         async with serving(server.app) as url:
-            show = theatre.show(["A", "B"], samples=[named(sample)], **with_env(url, **options))
+            rollout = rollouts.make(["A", "B"], samples=[named(sample)], **with_env(url, **options))
             try:
-                return server, await show.episode()
+                return server, await rollout.episode()
             finally:
                 await close_loop_resources()
 
@@ -221,31 +221,33 @@ def play_with(make, serving, theatre, sample, **options):
         ({"interact": [500]}, "answered 500"),
     ],
 )  # fmt: skip
-def test_wrong_answers_fail_the_episode_by_name_and_end_the_session(theatre, sample, serving, given, words):
-    server, trajectory = play_with(lambda: Server(**given), serving, theatre, sample)
+def test_wrong_answers_fail_the_episode_by_name_and_end_the_session(rollouts, sample, serving, given, words):
+    server, trajectory = play_with(lambda: Server(**given), serving, rollouts, sample)
     assert trajectory.stop_reason is StopReason.FAILED and words in trajectory.failure
     began = given.get("session", "s1") == "s1" and not isinstance(given.get("start"), str | int | list)
     finished = any(isinstance(one, str) or one == {**DONE, "metrics": {"a": "b"}} for one in given.get("interact", []))
     assert server.paths[-1] == "/cancel" if began and not finished else "/cancel" not in server.paths
 
 
-def test_a_lost_answer_is_not_asked_for_twice_unless_the_server_keeps_it(theatre, sample, serving):
-    server, trajectory = play_with(lambda: Server(interact=[500, DONE]), serving, theatre, sample, retries=3)
+def test_a_lost_answer_is_not_asked_for_twice_unless_the_server_keeps_it(rollouts, sample, serving):
+    server, trajectory = play_with(lambda: Server(interact=[500, DONE]), serving, rollouts, sample, retries=3)
     assert "answered 500" in trajectory.failure and server.paths == ["/start_sample", "/interact", "/cancel"]
-    server, trajectory = play_with(lambda: Server(interact=[500, DONE], echo=True), serving, theatre, sample, retries=3)
+    server, trajectory = play_with(
+        lambda: Server(interact=[500, DONE], echo=True), serving, rollouts, sample, retries=3
+    )
     assert trajectory.failure is None and server.paths == ["/start_sample", "/interact", "/interact"]
-    server, trajectory = play_with(lambda: Server(interact=[503, DONE]), serving, theatre, sample, retries=3)
+    server, trajectory = play_with(lambda: Server(interact=[503, DONE]), serving, rollouts, sample, retries=3)
     assert trajectory.failure is None, "503 says that it was not served"
     assert server.asked[1][1] == "s1" and server.asked[1][2] == {"messages": [{"role": "assistant", "content": "A"}]}
 
 
-def test_an_episode_that_leaves_while_its_session_starts_cancels_it_all_the_same(theatre, sample, serving):
+def test_an_episode_that_leaves_while_its_session_starts_cancels_it_all_the_same(rollouts, sample, serving):
     async def main():
         server = Server()
         server.hold.clear()
         async with serving(server.app) as url:
-            show = theatre.show(["A"], samples=[named(sample)], **with_env(url))
-            episode = asyncio.ensure_future(show.episode())
+            rollout = rollouts.make(["A"], samples=[named(sample)], **with_env(url))
+            episode = asyncio.ensure_future(rollout.episode())
             await server.arrived.wait()
             episode.cancel()
             await asyncio.sleep(0)
@@ -258,16 +260,16 @@ def test_an_episode_that_leaves_while_its_session_starts_cancels_it_all_the_same
     assert episode.cancelled() and server.paths == ["/start_sample", "/cancel"] and server.asked[1][1] == "s1"
 
 
-def test_no_server_and_no_name_fail_the_episode(theatre, sample):
-    trajectory = theatre.show(["A"], samples=[named(sample)], **with_env("http://127.0.0.1:1")).play()
+def test_no_server_and_no_name_fail_the_episode(rollouts, sample):
+    trajectory = rollouts.make(["A"], samples=[named(sample)], **with_env("http://127.0.0.1:1")).play()
     assert "http_env: http://127.0.0.1:1/start_sample: ConnectError" in trajectory.failure
-    trajectory = theatre.show(["A"], samples=[sample()], **with_env("http://127.0.0.1:1")).play()
+    trajectory = rollouts.make(["A"], samples=[sample()], **with_env("http://127.0.0.1:1")).play()
     assert "needs extra_info.name and extra_info.index" in trajectory.failure
 
 
-def test_a_refused_token_stops_the_run(theatre, sample, serving):
+def test_a_refused_token_stops_the_run(rollouts, sample, serving):
     with pytest.raises(ConfigError, match="answered 401"):
-        run(make_app(token="secret"), serving, lambda url: theatre.show(["A"], samples=[named(sample)],
+        run(make_app(token="secret"), serving, lambda url: rollouts.make(["A"], samples=[named(sample)],
                                                                         **with_env(url)).episode())  # fmt: skip
 
 

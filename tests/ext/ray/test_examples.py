@@ -15,7 +15,7 @@ import yaml
 
 from turnwise.config.choices import ClusterName
 from turnwise.config.sections import section
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.demand import demands, sums
 

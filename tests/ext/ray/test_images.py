@@ -13,8 +13,8 @@ import pytest
 import vision_processors
 
 from turnwise import configure
+from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.config.sections import section
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs

@@ -15,13 +15,13 @@ import torch
 
 from turnwise import configure
 from turnwise.config.sections import section
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import ConfigError, EngineError, EngineLost, WeightsSuperseded
 from turnwise.ext.fsdp.rank import Rank
-from turnwise.ext.ray import stored_weights
+from turnwise.ext.ray import weight_store
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection
 from turnwise.ext.ray.demand import Room, demands, in_words, lay_out
@@ -33,14 +33,14 @@ from turnwise.ext.ray.ranks import OWN, ActorRanks, Home, RankActor
 from turnwise.ext.ray.sampler_actor import SamplerFacts
 from turnwise.ext.ray.samplers import ActorSampler, open_samplers
 from turnwise.ext.ray.sandboxes import ClusterPool
-from turnwise.ext.ray.stored_weights import WeightsPlan, pack, unpack
+from turnwise.ext.ray.weight_store import WeightsPlan, pack, unpack
 from turnwise.ext.ray.workers import Workers
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import ExecutionStatus, Result
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.reports.preflight import preflight
 from turnwise.training.checks import check_training
-from turnwise.training.sent_runs import reaches
+from turnwise.training.runs.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
 SERVERS = ("engine=vllm_server", "ray.address=auto")
@@ -460,7 +460,7 @@ def test_requests_and_results_arrive_as_they_were_sent() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_arrive_as_they_were_put(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_weights, "PART_BYTES", 100)
+    monkeypatch.setattr(weight_store, "PART_BYTES", 100)
     tensors = {f"layer.{n}": torch.randn(n + 1, 7) for n in range(6)} | {"bias": torch.randn(())}
     plan = WeightsPlan.of({name: tuple(tensor.shape) for name, tensor in tensors.items()}, dtype)
     parts = list(pack(plan, reversed(tensors.items())))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from turnwise import configure
 from turnwise.config.sections import section
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import cluster_connection

@@ -24,8 +24,8 @@ from turnwise.ext.ray.connection import Connection
 from turnwise.ext.ray.learner import MOST_LOSSES, MOST_TRIES, ActorLearner
 from turnwise.ext.ray.learner_actor import LearnerFacts, LearnerReply
 from turnwise.ext.ray.ray_log import FILE, RayLog
-from turnwise.ext.ray.stored_weights import WeightsPlan
 from turnwise.ext.ray.watchdog import Watchdog
+from turnwise.ext.ray.weight_store import WeightsPlan
 from turnwise.ext.ray.workers import MOST_LOSSES as MOST_OF_A_PLACE
 from turnwise.ext.ray.workers import Workers
 

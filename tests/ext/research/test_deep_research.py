@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from turnwise.data.compose import configure
 from turnwise.data.loader import load_samples
+from turnwise.data.task_config import configure
 from turnwise.errors import DataError
 from turnwise.ext.research.corpus.articles import shipped
 from turnwise.ext.research.scoring import cited_answer
@@ -16,7 +16,7 @@ from turnwise.ext.research.task import HASTY, metrics, order, questions, rows, s
 from turnwise.ext.research.task import prepare as prepare_files
 from turnwise.rollout.collector import run_group
 from turnwise.rollout.prepare import open_context, prepare
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.train import train
 from turnwise.types import CallStatus, Trajectory
 

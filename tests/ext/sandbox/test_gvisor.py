@@ -8,8 +8,8 @@ import pytest
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import gvisor
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxUnavailable
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 
 SETTINGS = PoolSettings(level=SandboxLevel.L4, preload=(), warm=0)
 

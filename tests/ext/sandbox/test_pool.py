@@ -14,8 +14,8 @@ from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, scratch
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.pool import FOLDERS, PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import Refusal, SandboxLost, SandboxUnavailable
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
+from turnwise.ext.sandbox.zygote_process import Refusal, SandboxLost, SandboxUnavailable
 from turnwise.system.folders import OwnFolder, sweep
 
 BOTH = pytest.mark.parametrize("level", [SandboxLevel.L2, SandboxLevel.L3])

@@ -18,10 +18,10 @@ from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError
 from turnwise.ext.sandbox import remote
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxLost, SandboxUnavailable
 from turnwise.ext.sandbox.remote import RemotePool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
 from turnwise.ext.sandbox.server import ServerSettings, make_app
+from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 
 TOKEN = "a-token-for-tests"
 POOL = PoolSettings(preload=("numpy", "PIL.Image"), warm=2)

@@ -12,9 +12,9 @@ import pytest
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import remote
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import SandboxLost, SandboxUnavailable
 from turnwise.ext.sandbox.remote import RemotePool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
+from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 
 
 @pytest.fixture(scope="module")

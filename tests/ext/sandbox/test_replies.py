@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
-from turnwise.ext.sandbox.child import Child
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.replies import caps_of, read_reply
 from turnwise.ext.sandbox.results import ExecutionStatus, Result
+from turnwise.ext.sandbox.session_process import Child
 from turnwise.ext.sandbox.wire import ProtocolError
 
 LIMITS = Limits(memory=256 * MIB, output=2000, images=4, pixels=250_000)

@@ -9,9 +9,9 @@ import pytest
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.attacks import ATTACKS, Attack
 from turnwise.ext.sandbox.pool import PoolSettings
-from turnwise.ext.sandbox.process import SandboxLost, SandboxUnavailable
 from turnwise.ext.sandbox.shell import attacks as shell_attacks
 from turnwise.ext.sandbox.shell.pool import ShellPool
+from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 
 
 def play(make, work):

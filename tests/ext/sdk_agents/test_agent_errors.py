@@ -18,7 +18,7 @@ from turnwise.reports.alerts import Alerts
 from turnwise.reports.evaluation import agent_errors
 from turnwise.scoring.scorer import apply, is_failed
 from turnwise.scoring.service import Scoring
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import StopReason
 
 
@@ -81,21 +81,21 @@ MACHINERYS = {
 
 
 @pytest.mark.parametrize("kind", POLICYS)
-def test_what_the_policy_brought_about_is_an_episode_that_counts(theatre, agent, kind):
-    found = theatre.show(["I would rather not."], client=agent(raised(POLICYS[kind]))).play()
+def test_what_the_policy_brought_about_is_an_episode_that_counts(rollouts, agent, kind):
+    found = rollouts.make(["I would rather not."], client=agent(raised(POLICYS[kind]))).play()
     assert found.stop_reason is StopReason.AGENT_ERROR and found.failure is None and not is_failed(found)
     assert found.facts.agent_error and len(found.turns) == 1
     assert "1 of 1 episodes" in agent_errors([found])
 
 
 @pytest.mark.parametrize("kind", MACHINERYS)
-def test_what_the_machinery_brought_about_is_a_failure(theatre, agent, kind):
-    found = theatre.show(["I would rather not."], client=agent(raised(MACHINERYS[kind]))).play()
+def test_what_the_machinery_brought_about_is_a_failure(rollouts, agent, kind):
+    found = rollouts.make(["I would rather not."], client=agent(raised(MACHINERYS[kind]))).play()
     assert found.stop_reason is StopReason.FAILED and "client turnwise_test_agent:run: " in found.failure
     assert agent_errors([found]) is None
 
 
-def test_a_request_that_was_refused_is_a_failure_whatever_the_agent_makes_of_it(theatre, agent):
+def test_a_request_that_was_refused_is_a_failure_whatever_the_agent_makes_of_it(rollouts, agent):
     async def run(base_url, sample):
         async with async_anthropic(base_url) as client:
             first = await client.messages.create(model="m", max_tokens=9, messages=ask())
@@ -103,26 +103,26 @@ def test_a_request_that_was_refused_is_a_failure_whatever_the_agent_makes_of_it(
                 await client.messages.create(model="m", max_tokens=9, messages=ask(), extra_body={"mystery": 1})
             raise ValueError(f"nothing after {first.content[0].text}")
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.stop_reason is StopReason.FAILED and "nothing after ok" in found.failure
 
 
-def test_a_blocking_agent_is_read_the_same(theatre, agent):
+def test_a_blocking_agent_is_read_the_same(rollouts, agent):
     def run(base_url, sample):
         with sync_openai(base_url) as client:
             client.chat.completions.create(model="m", messages=ask())
         raise KeyError("lost")
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.stop_reason is StopReason.AGENT_ERROR and found.facts.agent_error == "KeyError: 'lost'"
 
 
 @pytest.mark.parametrize(("value", "reward", "parts"), [(0.0, 0.0, 0.0), (-0.5, -0.5, 0.0), (None, 1.0, 1.0)])
-def test_its_reward_is_the_configs_or_the_scorers(theatre, agent, value, reward, parts):
+def test_its_reward_is_the_configs_or_the_scorers(rollouts, agent, value, reward, parts):
     async def generous(trajectory):
         return {"kind": 1.0}
 
-    found = theatre.show(["ok"], client=agent(raised(POLICYS["unknown tool"]))).play()
+    found = rollouts.make(["ok"], client=agent(raised(POLICYS["unknown tool"]))).play()
     scorer = Scoring.of(ScoringConfig(agent_error=value), ["test"], generous).scorers["test"]
     asyncio.run(apply(scorer, found))
     assert found.reward == reward and found.parts == {"kind": parts} and found.failure is None

@@ -11,7 +11,7 @@ TOOL = {"name": "add", "description": "Add two numbers.", "input_schema": ADD["f
 WANTED = {"model": "any", "max_tokens": 500}
 
 
-def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call):
+def test_an_async_agent_with_tools_is_recorded_as_one_sequence(rollouts, agent, call):
     seen = []
 
     async def run(base_url, sample):
@@ -30,11 +30,11 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
                 ]
                 messages.append({"role": "user", "content": [*results, {"type": "text", "text": "and now?"}]})
 
-    show = theatre.show(
+    rollout = rollouts.make(
         ["<think>hm</think>So:" + call("add", a=1, b=2) + call("add", a=3, b=4), "3"], client=agent(run)
     )
-    found = show.play()
-    show.check_tokens(found)
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.stop_reason is StopReason.ANSWERED and not found.branches
     roles = [message.role for message in found.messages]
     assert roles == ["system", "user", "assistant", "tool", "tool", "user", "assistant"]
@@ -44,7 +44,7 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
     assert usage == [(turn.prompt_tokens, turn.completion_tokens) for turn in found.turns]
 
 
-def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
+def test_a_sync_agent_streams_the_same_message(rollouts, agent, call):
     said = []
 
     def run(base_url, sample):
@@ -57,7 +57,7 @@ def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
             assert text == said[0].content[1].text
 
     line = "<think>so it is</think>" + "ünï©ode 🎲, in more than one piece. " * 3 + call("add", a=1, b=2)
-    found = theatre.show([line], client=agent(run)).play()
+    found = rollouts.make([line], client=agent(run)).play()
     assert found.failure is None
     plain, streamed = ([block.model_dump() for block in one.content] for one in said)
     assert plain[:2] == streamed[:2] and plain[2]["input"] == streamed[2]["input"] == {"a": 1, "b": 2}
@@ -73,7 +73,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_honoured_is_refused_in_anthropics_shape(theatre, agent):
+def test_what_cannot_be_honoured_is_refused_in_anthropics_shape(rollouts, agent):
     errors = {}
 
     async def run(base_url, sample):
@@ -87,7 +87,7 @@ def test_what_cannot_be_honoured_is_refused_in_anthropics_shape(theatre, agent):
             assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "three")
             assert stopped.content[0].text == "one two "
 
-    found = theatre.show(["one two three four"], client=agent(run)).play()
+    found = rollouts.make(["one two three four"], client=agent(run)).play()
     assert found.failure is None and set(errors) == set(REFUSED)
     for name, body in errors.items():
         assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
@@ -104,7 +104,7 @@ def test_results_with_errors_and_images_are_read():
     assert call.messages[1].content == (Text("see"), Image("data:image/png;base64,AAAA"))
 
 
-def test_thoughts_results_in_lists_and_a_system_of_blocks_come_back_to_the_same_sequence(theatre, agent, call):
+def test_thoughts_results_in_lists_and_a_system_of_blocks_come_back_to_the_same_sequence(rollouts, agent, call):
     counts = []
 
     async def run(base_url, sample):
@@ -126,16 +126,16 @@ def test_thoughts_results_in_lists_and_a_system_of_blocks_come_back_to_the_same_
                 results = [{"type": "tool_result", "tool_use_id": one.id, "content": content} for one in calls]
                 messages.append({"role": "user", "content": results})
 
-    show = theatre.show(["<think>hm</think>So: " + call("add", a=1, b=2), "It is 3."], client=agent(run))
-    found = show.play()
+    rollout = rollouts.make(["<think>hm</think>So: " + call("add", a=1, b=2), "It is 3."], client=agent(run))
+    found = rollout.play()
     assert found.failure is None, found.failure
-    show.check_tokens(found)
+    rollout.check_tokens(found)
     assert not found.branches and found.artifacts["client_result"] == "It is 3."
     assert [message.text for message in found.messages if message.role in ("system", "tool")] == ["Be brief.", "3!"]
     assert counts == [turn.prompt_tokens for turn in found.turns]
 
 
-def test_what_is_not_there_and_what_breaks_have_anthropics_shapes(theatre, agent):
+def test_what_is_not_there_and_what_breaks_have_anthropics_shapes(rollouts, agent):
     errors = []
 
     async def run(base_url, sample):
@@ -150,9 +150,9 @@ def test_what_is_not_there_and_what_breaks_have_anthropics_shapes(theatre, agent
                     await work
                 errors.append((caught.value.status_code, caught.value.body["type"], caught.value.body["error"]["type"]))
 
-    show = theatre.show(["ok"], client=agent(run))
-    show.sampler.error = RuntimeError("the engine broke")
+    rollout = rollouts.make(["ok"], client=agent(run))
+    rollout.sampler.error = RuntimeError("the engine broke")
     with pytest.raises(RuntimeError, match="the engine broke"):
-        show.play()
+        rollout.play()
     missing = (404, "error", "not_found_error")
     assert errors == [missing, missing, (500, "error", "api_error")]

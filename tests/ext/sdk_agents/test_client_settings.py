@@ -6,7 +6,7 @@ import pytest
 
 from turnwise import configure
 from turnwise.errors import ConfigError, PluginError
-from turnwise.training.sent_runs import reaches
+from turnwise.training.runs.trust import reaches
 
 
 def no_sample(base_url):
@@ -17,21 +17,21 @@ class Agent:
     """No function."""
 
 
-def test_an_agent_that_cannot_be_called_is_refused_before_the_run(theatre, agent, sample):
+def test_an_agent_that_cannot_be_called_is_refused_before_the_run(rollouts, agent, sample):
     with pytest.raises(PluginError, match="must take a base URL and a sample"):
-        theatre.show(["ok"], client=agent(no_sample))
+        rollouts.make(["ok"], client=agent(no_sample))
     with pytest.raises(PluginError, match="must be a function, not type"):
-        theatre.show(["ok"], client=agent(Agent))
+        rollouts.make(["ok"], client=agent(Agent))
     with pytest.raises(PluginError, match="has no 'runs': did you mean 'run'"):
-        theatre.show(["ok"], client=agent(no_sample) + "s")
+        rollouts.make(["ok"], client=agent(no_sample) + "s")
     with pytest.raises(ConfigError, match=r"set sdk_agents.client to module:function"):
-        theatre.show(["ok"], agent="openai_client")
+        rollouts.make(["ok"], agent="openai_client")
     for command, text in (("exec:", "has no command"), ("exec:a 'b", "is no command"), ("exec:/no/such x", "/no/such")):
         with pytest.raises(ConfigError, match=text):
-            theatre.show(["ok"], client=command)
+            rollouts.make(["ok"], client=command)
 
 
-def test_what_is_not_used_is_said(theatre, agent, sample):
+def test_what_is_not_used_is_said(rollouts, agent, sample):
     def run(base_url, sample):
         """Never called here."""
 
@@ -39,11 +39,11 @@ def test_what_is_not_used_is_said(theatre, agent, sample):
         """Look there."""
         return place
 
-    show = theatre.show(
+    rollout = rollouts.make(
         ["ok"], tools=[look], client=agent(run), samples=[sample("a"), sample("b", agent="single_turn")]
     )
-    assert any("1 samples of test are played by turnwise_test_agent:run" in one for one in show.context.plan.notices)
-    idle = theatre.show(["ok"], client=agent(run), agent="single_turn")
+    assert any("1 samples of test are played by turnwise_test_agent:run" in one for one in rollout.context.plan.notices)
+    idle = rollouts.make(["ok"], client=agent(run), agent="single_turn")
     assert any("no sample is played by sdk_agents.client" in one for one in idle.context.plan.notices)
 
 

@@ -29,7 +29,7 @@ def body(**other):
     ],
     ids=["deep", "utf-8", "surrogate", "number", "parameter", "file", "host", "type", "many"],
 )  # fmt: skip
-def test_a_request_that_cannot_be_served_is_refused_and_the_next_one_is(theatre, agent, sent, headers, status):
+def test_a_request_that_cannot_be_served_is_refused_and_the_next_one_is(rollouts, agent, sent, headers, status):
     seen = []
 
     async def run(base_url, sample):
@@ -39,6 +39,6 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_next_one_is(theatre,
                 answer = await client.post(f"{base_url}/chat/completions", content=content, headers=given)
                 seen.append(answer.status_code)
 
-    found = theatre.show(["#### 42"], client=agent(run)).play()
+    found = rollouts.make(["#### 42"], client=agent(run)).play()
     assert found.failure is None and seen == [status, 200]
     assert not server._running

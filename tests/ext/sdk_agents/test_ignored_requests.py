@@ -4,7 +4,7 @@ import httpx
 import pytest
 from sdk_clients import ADD, ask, async_anthropic, async_openai
 
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.reports.alerts import Alerts
 from turnwise.reports.evaluation import ignored_requests
 from turnwise.reports.preflight import preflight
@@ -45,10 +45,10 @@ def posting(path, body):
 
 
 @pytest.mark.parametrize("path", SAID)
-def test_what_is_left_alone_changes_no_token_and_is_said_once(theatre, agent, path, tmp_path):
-    plain = theatre.show(["It is 3."], client=agent(posting(path, QUIET[path]))).play()
+def test_what_is_left_alone_changes_no_token_and_is_said_once(rollouts, agent, path, tmp_path):
+    plain = rollouts.make(["It is 3."], client=agent(posting(path, QUIET[path]))).play()
     assert plain.failure is None and ignored_requests([plain]) is None
-    found = theatre.show(["It is 3."], client=agent(posting(path, SAID[path]))).play()
+    found = rollouts.make(["It is 3."], client=agent(posting(path, SAID[path]))).play()
     assert found.failure is None and found.segments[0].token_ids.tolist() == plain.segments[0].token_ids.tolist()
     said = ignored_requests([found, found])
     assert all(word in said for word in WORDS[path].split()), said
@@ -56,7 +56,7 @@ def test_what_is_left_alone_changes_no_token_and_is_said_once(theatre, agent, pa
     assert said in alerts.after_step({}, [found])[0] and alerts.after_step({}, [found]) == []
 
 
-def test_what_litellm_hangs_on_a_message_does_not_open_a_branch(theatre, agent, call):
+def test_what_litellm_hangs_on_a_message_does_not_open_a_branch(rollouts, agent, call):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
             messages = ask()
@@ -68,15 +68,15 @@ def test_what_litellm_hangs_on_a_message_does_not_open_a_branch(theatre, agent, 
                 messages += [{**made, **extra, **({"tool_calls": calls} if calls else {})}]
                 messages += [{"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in calls]
 
-    show = theatre.show([call("add", a=1, b=2), "3"], client=agent(run))
-    found = show.play()
-    show.check_tokens(found)
+    rollout = rollouts.make([call("add", a=1, b=2), "3"], client=agent(run))
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.failure is None and not found.branches and len(found.turns) == 2
 
 
 @pytest.mark.parametrize("message", [{"role": "assistant", "content": "", "function_call": {"name": "add"}},
                                      {"role": "user", "content": "a", "audio": {"id": "b"}}])  # fmt: skip
-def test_words_that_nobody_would_read_are_refused(theatre, agent, message):
+def test_words_that_nobody_would_read_are_refused(rollouts, agent, message):
     async def run(base_url, sample):
         async with httpx.AsyncClient(trust_env=False) as client:
             asked = {"model": "m", "messages": [*ask(), message, *ask("again")]}
@@ -84,10 +84,10 @@ def test_words_that_nobody_would_read_are_refused(theatre, agent, message):
             assert answer.status_code == 400 and ("function_call" in answer.text or "audio" in answer.text)
             await client.post(f"{base_url}/chat/completions", json={"model": "m", "messages": ask()})
 
-    assert theatre.show(["3"], client=agent(run)).play().failure is None
+    assert rollouts.make(["3"], client=agent(run)).play().failure is None
 
 
-def test_a_client_that_wants_no_call_is_shown_its_text(theatre, agent, call):
+def test_a_client_that_wants_no_call_is_shown_its_text(rollouts, agent, call):
     seen = []
 
     async def run(base_url, sample):
@@ -100,12 +100,12 @@ def test_a_client_that_wants_no_call_is_shown_its_text(theatre, agent, call):
             seen.append(await client.messages.create(**wanted, tool_choice={"type": "none"}))
 
     written = call("add", a=1, b=2)
-    assert theatre.show([written], client=agent(run)).play().failure is None
+    assert rollouts.make([written], client=agent(run)).play().failure is None
     assert seen[0].message.tool_calls is None and seen[0].message.content == written
     assert seen[1].stop_reason == "end_turn" and seen[1].content[0].text == written
 
 
-def test_items_of_earlier_responses_are_found_by_their_names(theatre, agent, call):
+def test_items_of_earlier_responses_are_found_by_their_names(rollouts, agent, call):
     tool = {"type": "function", "name": "add", "parameters": ADD["function"]["parameters"], "strict": False}
 
     async def run(base_url, sample):
@@ -116,9 +116,9 @@ def test_items_of_earlier_responses_are_found_by_their_names(theatre, agent, cal
             result = {"type": "function_call_output", "call_id": made.call_id, "output": "3"}
             await client.responses.create(model="m", input=[*ask(), *items, result], tools=[tool])
 
-    show = theatre.show([f"<think>add</think>So: {call('add', a=1, b=2)}", "It is 3."], client=agent(run))
-    found = show.play()
-    show.check_tokens(found)
+    rollout = rollouts.make([f"<think>add</think>So: {call('add', a=1, b=2)}", "It is 3."], client=agent(run))
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.failure is None and not found.branches and len(found.turns) == 2
 
 

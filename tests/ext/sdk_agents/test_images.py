@@ -19,9 +19,9 @@ from sdk_clients import ask, async_anthropic, async_openai
 
 from turnwise import configure, evaluate
 from turnwise.chat.formats import hermes
+from turnwise.chat.images.processor import find_image_processor
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.vision import find_image_processor
 from turnwise.types import StopReason
 
 
@@ -120,7 +120,7 @@ def test_an_image_reaches_an_endpoint_byte_for_byte(agent, tmp_path):
         assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == png()
 
 
-def test_an_engine_that_reads_text_only_says_so_in_each_dialect(theatre, agent):
+def test_an_engine_that_reads_text_only_says_so_in_each_dialect(rollouts, agent):
     async def run(base_url, sample):
         async with async_openai(base_url) as client, async_anthropic(base_url) as other:
             calls = [
@@ -133,7 +133,7 @@ def test_an_engine_that_reads_text_only_says_so_in_each_dialect(theatre, agent):
                     await work
             await client.chat.completions.create(model="m", messages=ask())
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.failure is None and len(found.turns) == 1
 
 
@@ -144,7 +144,7 @@ def seeing(tmp_path_factory):
     return Renderer(tokenizer, hermes, images=find_image_processor(folder, tokenizer, None))
 
 
-def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, seeing):
+def test_images_of_clients_are_shown_to_a_model_that_sees(rollouts, agent, seeing):
     broken = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + DATA[:60]}}]
 
     async def run(base_url, sample):
@@ -158,11 +158,11 @@ def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, seeing
             with pytest.raises(anthropic.BadRequestError, match="counted only when the model answers"):
                 await other.messages.count_tokens(model="m", messages=BLOCKS)
 
-    show = theatre.show(["one", "two"], client=agent(run), renderer=seeing)
-    found = show.play()
+    rollout = rollouts.make(["one", "two"], client=agent(run), renderer=seeing)
+    found = rollout.play()
     assert found.failure is None, found.failure
     (ledger,) = found.segments
-    assert [len(request.media) for request in show.sampler.seen] == [1, 2] and len(ledger.media) == 2
+    assert [len(request.media) for request in rollout.sampler.seen] == [1, 2] and len(ledger.media) == 2
     assert ledger.media[0].media is ledger.media[1].media
     assert found.render_check is not None and found.render_check.exact
 
@@ -173,7 +173,7 @@ def shown(*contents):
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
-def test_budgets_come_before_pixels(theatre, agent, seeing):
+def test_budgets_come_before_pixels(rollouts, agent, seeing):
     with BytesIO() as file:
         Picture.effect_noise((20, 20), 64).save(file, "PNG")
         cut = file.getvalue()[:-100]  # a sound head: whoever unpacks it finds that it ends too early
@@ -201,6 +201,6 @@ def test_budgets_come_before_pixels(theatre, agent, seeing):
                 await client.chat.completions.create(model="m", messages=[*CHAT, *said, *shown(*[cut] * 10_000)])
             too_many.append(caught.value.code)
 
-    found = theatre.show(["one"], client=agent(run), renderer=seeing, max_images=3).play()
+    found = rollouts.make(["one"], client=agent(run), renderer=seeing, max_images=3).play()
     assert found.failure is None, found.failure
     assert found.stop_reason is StopReason.IMAGE_BUDGET and len(found.turns) == 1 and too_many == ["episode_ended"]

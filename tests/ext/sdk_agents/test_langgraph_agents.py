@@ -32,7 +32,7 @@ def graph(base_url: str, **options: bool) -> StateGraph:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("options", [{}, {"use_responses_api": True}, {"use_previous_response_id": True}])
-def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, streaming, options):
+def test_a_react_agent_is_one_sequence(rollouts, agent, call, monkeypatch, streaming, options):
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
 
     async def run(base_url, sample):
@@ -42,9 +42,9 @@ def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, stream
         return state["messages"][-1].text
 
     lines = ["<think>first</think>" + call("add", a=1, b=2), "Then: " + call("add", a=3, b=4), "3 and 7"]
-    show = theatre.show(lines, client=agent(run))
-    found = show.play()
-    show.check_tokens(found)
+    rollout = rollouts.make(lines, client=agent(run))
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.stop_reason is StopReason.ANSWERED and not found.branches and len(found.turns) == 3
     assert found.artifacts["client_result"] == "3 and 7" and found.render_check.exact
     assert [message.text for message in found.messages if message.role == "tool"] == ["3", "7"]

@@ -10,7 +10,7 @@ from sdk_clients import ADD, ask, async_openai, told
 from turnwise.types import StopReason
 
 
-def play(theatre, agent, talk, script, **settings):
+def play(rollouts, agent, talk, script, **settings):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
 
@@ -20,10 +20,10 @@ def play(theatre, agent, talk, script, **settings):
 
             await talk(say)
 
-    show = theatre.show(script, client=agent(run), **settings)
-    found = show.play()
+    rollout = rollouts.make(script, client=agent(run), **settings)
+    found = rollout.play()
     assert found.failure is None, found.failure
-    return found, show
+    return found, rollout
 
 
 SPELLINGS = {
@@ -49,14 +49,14 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_an_echo_is_found_however_it_is_spelled(theatre, agent, call, spelling):
+def test_an_echo_is_found_however_it_is_spelled(rollouts, agent, call, spelling):
     async def talk(say):
         message = await say(ask(), tools=[ADD])
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": [{"type": "text", "text": "3"}]}
         await say([*ask(), SPELLINGS[spelling](message), result], tools=[ADD])
 
-    found, show = play(theatre, agent, talk, ["<think>hm</think>\n" + call("add", a=1, b=2), "3"])
-    show.check_tokens(found)
+    found, rollout = play(rollouts, agent, talk, ["<think>hm</think>\n" + call("add", a=1, b=2), "3"])
+    rollout.check_tokens(found)
     assert not found.branches and len(found.turns) == 2 and len(found.segments) == 1
 
 
@@ -77,14 +77,14 @@ async def other_start(say):
 
 
 @pytest.mark.parametrize("second", [rewritten, other_tools, nothing_new, other_start])
-def test_anything_else_is_a_sequence_of_its_own(theatre, agent, second):
+def test_anything_else_is_a_sequence_of_its_own(rollouts, agent, second):
     async def talk(say):
         await say(ask())
         await second(say)
 
-    found, show = play(theatre, agent, talk, ["one", "two"])
+    found, rollout = play(rollouts, agent, talk, ["one", "two"])
     assert len(found.branches) == 1 and len(found.segments) == 2
-    for turn, request in zip([*found.turns, *found.branches[0].turns], show.sampler.requests, strict=True):
+    for turn, request in zip([*found.turns, *found.branches[0].turns], rollout.sampler.requests, strict=True):
         ledger = found.segments[turn.segment]
         assert ledger.token_ids.tolist() == [*request.token_ids, *request.completion.token_ids.tolist()]
         assert sum(ledger.loss_mask) == turn.completion_tokens
@@ -93,17 +93,17 @@ def test_anything_else_is_a_sequence_of_its_own(theatre, agent, second):
     assert any(message is found.turns[0].message for message in recorded) is (second is not rewritten)
 
 
-def test_of_two_calls_at_once_one_extends_and_the_other_forks(theatre, agent):
+def test_of_two_calls_at_once_one_extends_and_the_other_forks(rollouts, agent):
     async def talk(say):
         await say(ask())
         on = [*ask(), told("one"), *ask("on")]
         await asyncio.gather(say(on), say(on))
 
-    found, _ = play(theatre, agent, talk, lambda request: "one" if request.text.count("user") < 2 else "two")
+    found, _ = play(rollouts, agent, talk, lambda request: "one" if request.text.count("user") < 2 else "two")
     assert len(found.turns) == 2 and [len(branch.turns) for branch in found.branches] == [1]
 
 
-def test_what_is_drawn_does_not_depend_on_which_call_comes_first(theatre, agent):
+def test_what_is_drawn_does_not_depend_on_which_call_comes_first(rollouts, agent):
     def answers(order):
         said = {}
 
@@ -118,7 +118,7 @@ def test_what_is_drawn_does_not_depend_on_which_call_comes_first(theatre, agent)
             for number in range(2):  # the same once more draws another
                 await turn(f"again {number}", ask("a"))
 
-        found, _ = play(theatre, agent, talk, lambda request: f"{request.noise.bits():x}")
+        found, _ = play(rollouts, agent, talk, lambda request: f"{request.noise.bits():x}")
         assert len(found.branches) == 4
         return said
 
@@ -126,21 +126,21 @@ def test_what_is_drawn_does_not_depend_on_which_call_comes_first(theatre, agent)
     assert forth == back and len(set(forth.values())) == len(forth) == 6
 
 
-def test_copies_of_tools_and_prompts_cost_no_new_look_at_the_template(theatre, agent, call):
+def test_copies_of_tools_and_prompts_cost_no_new_look_at_the_template(rollouts, agent, call):
     async def talk(say):
         message = await say(ask(), tools=[ADD])
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
         await say([*ask(), message, result], tools=[ADD])
 
-    frames, counts = theatre.renderer.frames, []
+    frames, counts = rollouts.renderer.frames, []
     for _ in range(3):
-        play(theatre, agent, talk, [call("add", a=1, b=2), "3"])
+        play(rollouts, agent, talk, [call("add", a=1, b=2), "3"])
         counts.append((frames.filled, sum(frames.rendered.values())))
     assert [after[1] - before[1] for before, after in itertools.pairwise(counts)] == [0, 0]
     assert [after[0] - before[0] for before, after in itertools.pairwise(counts)] == [1, 1]
 
 
-def test_the_longest_of_several_is_extended(theatre, agent):
+def test_the_longest_of_several_is_extended(rollouts, agent):
     async def talk(say):
         await say(ask())
         await say([*ask(), told("yes"), *ask("b")])
@@ -148,11 +148,11 @@ def test_the_longest_of_several_is_extended(theatre, agent):
         await say([*ask(), told("yes"), *ask("other")])
         await say([*ask(), told("yes"), *ask("other"), told("yes"), *ask("c")])
 
-    found, _ = play(theatre, agent, talk, ["yes"])
+    found, _ = play(rollouts, agent, talk, ["yes"])
     assert len(found.turns) == 3 and [len(branch.turns) for branch in found.branches] == [2]
 
 
-def test_a_call_that_is_broken_off_is_taken_up_again(theatre, agent):
+def test_a_call_that_is_broken_off_is_taken_up_again(rollouts, agent):
     broken = []
 
     async def talk(say):
@@ -160,7 +160,7 @@ def test_a_call_that_is_broken_off_is_taken_up_again(theatre, agent):
         on = [*ask(), told("yes"), *ask("on")]
         with pytest.raises(Exception, match="timed out"):
             await say(on, timeout=0.5)
-        broken.append(len(show.sampler.requests))
+        broken.append(len(rollout.sampler.requests))
         await say(on)
 
     async def run(base_url, sample):
@@ -171,23 +171,23 @@ def test_a_call_that_is_broken_off_is_taken_up_again(theatre, agent):
 
             await talk(say)
 
-    show = theatre.show(["yes"], client=agent(run))
-    generate, hung = show.sampler.generate, []
+    rollout = rollouts.make(["yes"], client=agent(run))
+    generate, hung = rollout.sampler.generate, []
 
     async def hanging(request):
-        if len(show.sampler.requests) == 1 and not hung:
+        if len(rollout.sampler.requests) == 1 and not hung:
             hung.append(True)
             await asyncio.Event().wait()
         return await generate(request)
 
-    show.sampler.generate = hanging
-    found = show.play()
+    rollout.sampler.generate = hanging
+    found = rollout.play()
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED and broken == [1]
     assert len(found.turns) == 2 and not found.branches
-    show.check_tokens(found)
+    rollout.check_tokens(found)
 
 
-def test_a_branch_that_never_spoke_is_not_recorded(theatre, agent):
+def test_a_branch_that_never_spoke_is_not_recorded(rollouts, agent):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
             create = client.chat.completions.create
@@ -195,15 +195,15 @@ def test_a_branch_that_never_spoke_is_not_recorded(theatre, agent):
             with pytest.raises(Exception, match="timed out"):
                 await create(model="m", messages=ask("another"), timeout=0.5)
 
-    show = theatre.show(["yes"], client=agent(run))
-    generate = show.sampler.generate
+    rollout = rollouts.make(["yes"], client=agent(run))
+    generate = rollout.sampler.generate
 
     async def hanging(request):
-        if show.sampler.requests:
+        if rollout.sampler.requests:
             await asyncio.Event().wait()
         return await generate(request)
 
-    show.sampler.generate = hanging
-    found = show.play()
+    rollout.sampler.generate = hanging
+    found = rollout.play()
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED
     assert len(found.turns) == 1 and not found.branches and len(found.segments) == 1

@@ -10,7 +10,7 @@ from turnwise.ext.sdk_agents.server import client_server
 from turnwise.types import CallStatus, Origin, Role, StopReason
 
 
-def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call):
+def test_an_async_agent_with_tools_is_recorded_as_one_sequence(rollouts, agent, call):
     seen = []
 
     async def run(base_url, sample):
@@ -25,9 +25,9 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
                     return message.content
                 messages += [{"role": "tool", "tool_call_id": one.id, "content": "3"} for one in message.tool_calls]
 
-    show = theatre.show([f"<think>add</think>So: {call('add', a=1, b=2)}", "It is 3."], client=agent(run))
-    found = show.play()
-    show.check_tokens(found)
+    rollout = rollouts.make([f"<think>add</think>So: {call('add', a=1, b=2)}", "It is 3."], client=agent(run))
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.stop_reason is StopReason.ANSWERED and not found.branches and len(found.segments) == 1
     assert found.artifacts["client_result"] == "It is 3."
     assert [message.role for message in found.messages] == ["system", "user", "assistant", "tool", "assistant"]
@@ -38,11 +38,11 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
     assert first.message.tool_calls[0].function.arguments == '{"a": 1, "b": 2}'
     usage = [(one.usage.prompt_tokens, one.usage.completion_tokens) for one in seen]
     assert usage == [(turn.prompt_tokens, turn.completion_tokens) for turn in found.turns]
-    prompt = theatre.renderer.tokenizer.decode(found.segments[0].token_ids[: found.turns[0].start].tolist())
+    prompt = rollouts.renderer.tokenizer.decode(found.segments[0].token_ids[: found.turns[0].start].tolist())
     assert "Be brief." in prompt and '"add"' in prompt and sum(found.segments[0].origins == Origin.TOOL) > 0
 
 
-def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
+def test_a_sync_agent_streams_the_same_message(rollouts, agent, call):
     said, kinds = [], set()
 
     def run(base_url, sample):
@@ -54,8 +54,8 @@ def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
                 said.append(events.get_final_completion())
 
     text = "A long text, ünï©ode 🎲 and all, in more than one piece. " * 3
-    show = theatre.show([text + call("add", a=1, b=2) + call("add", a=3, b=4)], client=agent(run))
-    found = show.play()
+    rollout = rollouts.make([text + call("add", a=1, b=2) + call("add", a=3, b=4)], client=agent(run))
+    found = rollout.play()
     assert found.failure is None and len(found.branches) == 1
     assert {"chunk", "content.delta", "tool_calls.function.arguments.delta"} <= kinds
     plain, streamed = (one.choices[0] for one in said)
@@ -65,7 +65,7 @@ def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
     assert said[1].usage.completion_tokens == said[0].usage.completion_tokens > 0
 
 
-def test_a_strict_tool_is_called_only_with_what_fits_its_schema(theatre, agent, call):
+def test_a_strict_tool_is_called_only_with_what_fits_its_schema(rollouts, agent, call):
     seen = []
     strict = {"type": "function", "function": {**ADD["function"], "strict": True}}
 
@@ -78,7 +78,7 @@ def test_a_strict_tool_is_called_only_with_what_fits_its_schema(theatre, agent, 
                 messages += [answer.message, {"role": "user", "content": reply}]
 
     wrong, right = call("add", a="one", b=2), call("add", a=1, b=2)
-    found = theatre.show([wrong, right], client=agent(run)).play()
+    found = rollouts.make([wrong, right], client=agent(run)).play()
     assert found.failure is None and not found.branches
     assert seen[0].message.tool_calls is None and seen[0].message.content == wrong and seen[0].finish_reason == "stop"
     assert seen[1].message.tool_calls[0].function.arguments == '{"a": 1, "b": 2}'
@@ -95,7 +95,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_honoured_is_refused_in_openais_shape(theatre, agent):
+def test_what_cannot_be_honoured_is_refused_in_openais_shape(rollouts, agent):
     errors = {}
 
     async def run(base_url, sample):
@@ -115,13 +115,13 @@ def test_what_cannot_be_honoured_is_refused_in_openais_shape(theatre, agent):
             harmless = {"n": 1, "temperature": 1.0, "tool_choice": "auto", "logit_bias": {}, "metadata": {}}
             await create(model="m", messages=ask(), **harmless)
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.failure is None and len(found.turns) == 1
     assert set(errors) == set(REFUSED)
     assert all(body["type"] == "invalid_request_error" and name in body["message"] for name, body in errors.items())
 
 
-def test_a_limit_and_a_stop_of_the_clients_are_honoured(theatre, agent):
+def test_a_limit_and_a_stop_of_the_clients_are_honoured(rollouts, agent):
     seen = []
 
     async def run(base_url, sample):
@@ -132,7 +132,7 @@ def test_a_limit_and_a_stop_of_the_clients_are_honoured(theatre, agent):
             answer = told(seen[1].choices[0].message.content)
             seen.append(await create(model="m", messages=[*ask("b"), answer, *ask("c")]))
 
-    found = theatre.show(["one two three END four"], client=agent(run)).play()
+    found = rollouts.make(["one two three END four"], client=agent(run)).play()
     short, stopped, again = (one.choices[0] for one in seen)
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED
     assert short.finish_reason == "length" and seen[0].usage.completion_tokens == 2
@@ -146,7 +146,7 @@ def test_a_limit_and_a_stop_of_the_clients_are_honoured(theatre, agent):
     assert [one.logprob for one in tokens] == pytest.approx(ledger.logprobs[start : start + len(tokens)].tolist())
 
 
-def test_a_spent_budget_ends_the_episode_and_the_client_hears_of_it(theatre, agent):
+def test_a_spent_budget_ends_the_episode_and_the_client_hears_of_it(rollouts, agent):
     errors = []
 
     async def run(base_url, sample):
@@ -160,13 +160,13 @@ def test_a_spent_budget_ends_the_episode_and_the_client_hears_of_it(theatre, age
                     raise
                 messages += [told(answer.choices[0].message.content), *ask("more")]
 
-    show = theatre.show(["yes"], client=agent(run), max_assistant_turns=3)
-    found = show.play()
+    rollout = rollouts.make(["yes"], client=agent(run), max_assistant_turns=3)
+    found = rollout.play()
     assert found.stop_reason is StopReason.ASSISTANT_TURN_BUDGET and found.failure is None
-    assert errors == ["episode_ended"] and len(found.turns) == 3 and len(show.sampler.requests) == 3
+    assert errors == ["episode_ended"] and len(found.turns) == 3 and len(rollout.sampler.requests) == 3
 
 
-def test_a_turn_that_our_limit_cuts_is_given_and_ends_the_episode(theatre, agent):
+def test_a_turn_that_our_limit_cuts_is_given_and_ends_the_episode(rollouts, agent):
     seen = []
 
     async def run(base_url, sample):
@@ -174,13 +174,13 @@ def test_a_turn_that_our_limit_cuts_is_given_and_ends_the_episode(theatre, agent
             seen.append(await client.chat.completions.create(model="m", messages=ask()))
             await client.chat.completions.create(model="m", messages=ask("again"))
 
-    found = theatre.show(["a long answer to this"], client=agent(run), max_tokens=3).play()
+    found = rollouts.make(["a long answer to this"], client=agent(run), max_tokens=3).play()
     assert found.stop_reason is StopReason.TURN_TRUNCATED and found.failure is None
     assert seen[0].choices[0].finish_reason == "length" and len(found.turns) == 1
 
 
 @pytest.mark.parametrize("kind", ["raises", "exits", "never calls", "returns an object"])
-def test_a_mistake_of_the_agent_fails_its_episode_by_name(theatre, agent, kind):
+def test_a_mistake_of_the_agent_fails_its_episode_by_name(rollouts, agent, kind):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
             if kind == "raises":
@@ -191,12 +191,12 @@ def test_a_mistake_of_the_agent_fails_its_episode_by_name(theatre, agent, kind):
             raise SystemExit(3)
         return object() if kind == "returns an object" else None
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.stop_reason is StopReason.FAILED and "client turnwise_test_agent:run" in found.failure
     assert ("KeyError: 'lost'" in found.failure) is (kind == "raises")
 
 
-def test_time_that_is_up_reaches_the_agent_and_its_call(theatre, agent):
+def test_time_that_is_up_reaches_the_agent_and_its_call(rollouts, agent):
     stopped = []
 
     async def run(base_url, sample):
@@ -208,32 +208,32 @@ def test_time_that_is_up_reaches_the_agent_and_its_call(theatre, agent):
                 stopped.append(True)
                 raise
 
-    show = theatre.show(lambda request: "ok", client=agent(run), max_seconds=1.0)
-    generate = show.sampler.generate
+    rollout = rollouts.make(lambda request: "ok", client=agent(run), max_seconds=1.0)
+    generate = rollout.sampler.generate
 
     async def hanging(request):
-        if len(show.sampler.requests) == 1:
+        if len(rollout.sampler.requests) == 1:
             await asyncio.Event().wait()
         return await generate(request)
 
-    show.sampler.generate = hanging
-    found = show.play()
+    rollout.sampler.generate = hanging
+    found = rollout.play()
     assert found.stop_reason is StopReason.TIME_BUDGET and stopped == [True] and len(found.turns) == 1
 
 
-def test_an_engine_that_fails_is_no_mistake_of_the_agents(theatre, agent):
+def test_an_engine_that_fails_is_no_mistake_of_the_agents(rollouts, agent):
     async def run(base_url, sample):
         async with async_openai(base_url, retries=3) as client:
             with pytest.raises(openai.InternalServerError):
                 await client.chat.completions.create(model="m", messages=ask())
 
-    show = theatre.show(["ok"], client=agent(run))
-    show.sampler.error = RuntimeError("the engine broke")
+    rollout = rollouts.make(["ok"], client=agent(run))
+    rollout.sampler.error = RuntimeError("the engine broke")
     with pytest.raises(RuntimeError, match="the engine broke"):
-        show.play()
+        rollout.play()
 
 
-def test_siblings_do_not_hear_each_other(theatre, agent):
+def test_siblings_do_not_hear_each_other(rollouts, agent):
     urls = set()
 
     async def run(base_url, sample):
@@ -244,16 +244,16 @@ def test_siblings_do_not_hear_each_other(theatre, agent):
                 answer = await client.chat.completions.create(model="m", messages=messages)
                 messages += [told(answer.choices[0].message.content), *ask("on")]
 
-    show = theatre.show(lambda request: f"I am {request.noise.sibling}", client=agent(run))
-    group = asyncio.run(show.group(6))
+    rollout = rollouts.make(lambda request: f"I am {request.noise.sibling}", client=agent(run))
+    group = asyncio.run(rollout.group(6))
     assert len(urls) == 6 and all(one.failure is None for one in group.trajectories)
     for one in group.trajectories:
-        show.check_tokens(one)
+        rollout.check_tokens(one)
         assert {message.text for message in one.answers} == {f"I am {one.sibling}"} and not one.branches
         assert [message.role for message in one.messages].count(Role.ASSISTANT) == 3
 
 
-def test_a_session_is_gone_with_its_episode(theatre, agent):
+def test_a_session_is_gone_with_its_episode(rollouts, agent):
     kept = []
 
     async def run(base_url, sample):
@@ -261,11 +261,11 @@ def test_a_session_is_gone_with_its_episode(theatre, agent):
         async with async_openai(base_url) as client:
             await client.chat.completions.create(model="m", messages=ask())
 
-    show = theatre.show(["ok"], client=agent(run))
+    rollout = rollouts.make(["ok"], client=agent(run))
 
     async def play():
         async with client_server() as server:
-            await show.episode()
+            await rollout.episode()
             assert not server.sessions
             async with async_openai(kept[0]) as client:
                 with pytest.raises(openai.NotFoundError) as caught:

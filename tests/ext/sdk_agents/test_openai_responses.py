@@ -27,7 +27,7 @@ def one_by_one(response):
 
 
 @pytest.mark.parametrize("how", ["items", "one by one", "by name"])
-def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call, how):
+def test_an_async_agent_with_tools_is_recorded_as_one_sequence(rollouts, agent, call, how):
     seen = []
 
     async def run(base_url, sample):
@@ -47,9 +47,9 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
                     items = [*items, *one_by_one(seen[-1])]
 
     lines = [f"<think>add</think>So: {call('add', a=1, b=2)}{call('add', a=3, b=4)}", call("add", a=5, b=6), "It is 3."]
-    show = theatre.show(lines, client=agent(run))
-    found = show.play()
-    show.check_tokens(found)
+    rollout = rollouts.make(lines, client=agent(run))
+    found = rollout.play()
+    rollout.check_tokens(found)
     assert found.stop_reason is StopReason.ANSWERED and not found.branches and len(found.segments) == 1
     assert found.artifacts["client_result"] == "It is 3." and found.render_check.exact
     roles = ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
@@ -62,7 +62,7 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
     assert usage == [(turn.prompt_tokens, turn.completion_tokens) for turn in found.turns]
 
 
-def test_a_sync_agent_streams_the_same_response(theatre, agent, call):
+def test_a_sync_agent_streams_the_same_response(rollouts, agent, call):
     said, kinds, raw = [], [], []
 
     def run(base_url, sample):
@@ -75,8 +75,8 @@ def test_a_sync_agent_streams_the_same_response(theatre, agent, call):
             raw.extend(client.responses.create(input="c", stream=True, **wanted))
 
     text = "A long text, ünï©ode 🎲 and all, in more than one piece. " * 3
-    show = theatre.show(["<think>hm</think>" + text + call("add", a=1, b=2)], client=agent(run))
-    found = show.play()
+    rollout = rollouts.make(["<think>hm</think>" + text + call("add", a=1, b=2)], client=agent(run))
+    found = rollout.play()
     assert found.failure is None and len(found.branches) == 2
     plain, streamed = (
         [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in one.output] for one in said
@@ -103,7 +103,7 @@ def test_a_sync_agent_streams_the_same_response(theatre, agent, call):
     assert len(deltas) > 1 and "".join(deltas) == raw[-1].response.output_text
 
 
-def test_one_goes_on_from_a_response_by_name_and_two_do_so_apart(theatre, agent):
+def test_one_goes_on_from_a_response_by_name_and_two_do_so_apart(rollouts, agent):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
             create = client.responses.create
@@ -118,8 +118,8 @@ def test_one_goes_on_from_a_response_by_name_and_two_do_so_apart(theatre, agent)
                 assert caught.value.code == "previous_response_not_found"
             return told.output_text
 
-    show = theatre.show(lambda request: "as before", client=agent(run))
-    found = show.play()
+    rollout = rollouts.make(lambda request: "as before", client=agent(run))
+    found = rollout.play()
     assert found.failure is None and found.artifacts["client_result"] == "as before"
     assert [message.text for message in found.messages] == ["one", "as before", "two", "as before"]
     branches = [[message.text for message in branch.messages] for branch in found.branches]
@@ -127,7 +127,7 @@ def test_one_goes_on_from_a_response_by_name_and_two_do_so_apart(theatre, agent)
     assert branches[1] == ["Be brief.", "one", "as before", "two", "as before", "four", "as before"]
 
 
-def test_a_limit_makes_a_response_incomplete(theatre, agent):
+def test_a_limit_makes_a_response_incomplete(rollouts, agent):
     seen = []
 
     async def run(base_url, sample):
@@ -136,7 +136,7 @@ def test_a_limit_makes_a_response_incomplete(theatre, agent):
             stream = await client.responses.create(model="m", input="b", max_output_tokens=2, stream=True)
             seen.extend([event async for event in stream][-1:])
 
-    found = theatre.show(["one two three"], client=agent(run)).play()
+    found = rollouts.make(["one two three"], client=agent(run)).play()
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED
     assert seen[0].status == "incomplete" and seen[0].incomplete_details.reason == "max_output_tokens"
     assert seen[1].type == "response.incomplete" and seen[1].response.usage.output_tokens == 2
@@ -163,7 +163,7 @@ NAMED = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_honoured_is_refused_by_name(theatre, agent):
+def test_what_cannot_be_honoured_is_refused_by_name(rollouts, agent):
     async def run(base_url, sample):
         async with async_openai(base_url) as client:
             for name, value in REFUSED.items():
@@ -178,6 +178,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(theatre, agent):
             include = ["reasoning.encrypted_content"]
             await client.responses.create(model="m", input="a", store=False, include=include, **harmless)
 
-    found = theatre.show(["ok"], client=agent(run)).play()
+    found = rollouts.make(["ok"], client=agent(run)).play()
     assert found.failure is None and len(found.turns) == 1
     assert [message.role for message in found.messages] == [Role.USER, Role.ASSISTANT]

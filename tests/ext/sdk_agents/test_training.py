@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from turnwise import configure, train
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Role, StopReason
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agent" / "agent.py"

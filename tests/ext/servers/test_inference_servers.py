@@ -18,7 +18,7 @@ from inference_servers import CONTEXT, VOCABULARY, Model, children, logprob, sgl
 
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.process import ServerProcess

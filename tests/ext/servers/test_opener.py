@@ -9,13 +9,13 @@ import pytest
 from inference_servers import Model, sglang_app, vllm_app
 
 from turnwise.config import Config
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines import devices
 from turnwise.engines.devices import Gpu, VisibleGpus
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import model_source, opener_of
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers import gpus as server_gpus
 from turnwise.ext.servers import opener as servers_opener

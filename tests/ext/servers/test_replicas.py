@@ -10,7 +10,7 @@ import torch
 
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import FullWeights, WeightsFolder
+from turnwise.engines.weight_updates import FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, WeightsSuperseded
 from turnwise.ext.servers import replicas as replicas_module
 from turnwise.ext.servers.replicas import MOST_RESTARTS, Replicas

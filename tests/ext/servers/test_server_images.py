@@ -13,7 +13,7 @@ from inference_servers import MARKER, VOCABULARY, Model, logprob, vllm_app
 
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import WeightsFolder
+from turnwise.engines.weight_updates import WeightsFolder
 from turnwise.errors import EngineError, EpisodeError
 from turnwise.ext.servers.images import MOST_SENT, SentImages, check_prompt, with_markers
 from turnwise.ext.vllm.server import VllmServer

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from inference_servers import VOCABULARY, Model, logprob, sglang_app, vllm_app
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import opener_of
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers.inference_server import InferenceServer, OtherWeights
 from turnwise.ext.servers.replicas import MOST_RESTARTS, Replicas

@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import DataError
-from turnwise.ext.sandbox.process import SandboxUnavailable
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 from turnwise.ext.swe.remote import SweClient
 from turnwise.ext.swe.repositories import KINDS, SPLITS, problem_at, split_of
 from turnwise.ext.swe.repository import read_instance, read_tests, run_tests
@@ -17,7 +17,7 @@ from turnwise.ext.swe.server import make_app
 from turnwise.ext.swe.task import row, rows, solve
 from turnwise.rollout.collector import run_group
 from turnwise.rollout.prepare import open_context, prepare
-from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.types import StopReason, Trajectory
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.ext.trackers import mlflow as mlflow_store
 from turnwise.ext.trackers.mlflow import MlflowTracker, name_for
 from turnwise.storage.run_dir import RunDir

@@ -17,7 +17,7 @@ pytest.importorskip("wandb", reason="wandb is not installed")
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.ext.trackers import wandb as wandb_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.commands.cli import main
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 
 PAGE = (Path(__file__).parents[3] / "docs" / "ext" / "trl.md").read_text()
 COMMANDS = re.findall(r"^    turnwise (.*)$", PAGE, re.MULTILINE)

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from turnwise import evaluate
 from turnwise.config import ScoringConfig
-from turnwise.data.compose import configure
 from turnwise.data.from_samples import to_values
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
+from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.reports.evaluation import EvalReport
 from turnwise.scoring.runners.batch import make

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import Message, Role, Sample, evaluate
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import PluginError
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.types import CallStatus

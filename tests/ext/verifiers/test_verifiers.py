@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import evaluate, train
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, PluginError
 from turnwise.types import Role, StopReason, Trajectory
 

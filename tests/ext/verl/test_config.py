@@ -13,9 +13,9 @@ from turnwise.config.compose import other_names
 from turnwise.config.knobs import knobs_of
 from turnwise.config.sections import full_config
 from turnwise.config.strict_yaml import write_yaml
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError
-from turnwise.ext.verl.config.composing import FateKind, translate
+from turnwise.ext.verl.translation.translate import FateKind, translate
 
 OLD = """\
 hydra: {searchpath: [file://verl/trainer/config]}

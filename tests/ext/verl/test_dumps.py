@@ -15,7 +15,7 @@ from turnwise.ext.verl.dumps.rows import DumpFormat, read_row
 from turnwise.storage.index import parse_line
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import CallStatus, FinishReason, Origin, Role, StopReason
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"

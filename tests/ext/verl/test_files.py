@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, PluginError
 from turnwise.reports.preflight import preflight
 from turnwise.rollout.toolbox.files import load_tools

@@ -11,7 +11,7 @@ from tiny_recipe import make_tokenizer
 from transformers import AutoTokenizer
 
 from turnwise import configure, evaluate
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.errors import PluginError, TurnwiseError
 from turnwise.system.plugins import load
 from turnwise.types import Origin, ToolCall, Trajectory

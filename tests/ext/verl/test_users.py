@@ -194,50 +194,50 @@ class NamesItsOwn(VerlStyle):
         del self.states[instance_id]
 
 
-def user_show(theatre, kind, said=("#### 42",), **settings):
-    return theatre.show(list(said), interaction=f"{ME}:{kind}", **settings)
+def user_show(rollouts, kind, said=("#### 42",), **settings):
+    return rollouts.make(list(said), interaction=f"{ME}:{kind}", **settings)
 
 
-def test_methods_without_arguments_are_called_without(theatre, sample):
-    show = user_show(theatre, "VerlStyle", ["no", "#### 42"])
-    trajectory = show.play()
-    made = show.context.users.get(f"{ME}:VerlStyle").interaction
+def test_methods_without_arguments_are_called_without(rollouts, sample):
+    rollout = user_show(rollouts, "VerlStyle", ["no", "#### 42"])
+    trajectory = rollout.play()
+    made = rollout.context.users.get(f"{ME}:VerlStyle").interaction
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.failure is None
     assert made.finalised == 1
     assert trajectory.facts == EpisodeFacts(user_score=0.5, user_notes=[{"length": 3}, {"length": 5}])
     assert [turn.user_score for turn in trajectory.turns] == [0.0, 1.0]
 
 
-def test_kwargs_are_passed_with_name_query_and_ground_truth(theatre, sample):
+def test_kwargs_are_passed_with_name_query_and_ground_truth(rollouts, sample):
     spec = InteractionSpec(f"{ME}:VerlStyle", {"level": 3, "query": "the row's", "method": "x", "seconds": 1})
     samples = [
         sample("a", interaction=spec),
         sample("b", info={"interaction_kwargs": {"level": 4}}),
     ]
-    show = user_show(theatre, "VerlStyle", samples=samples)
-    assert show.play(0).failure is None and show.play(1).failure is None
-    given = show.context.users.get(f"{ME}:VerlStyle").interaction.given
+    rollout = user_show(rollouts, "VerlStyle", samples=samples)
+    assert rollout.play(0).failure is None and rollout.play(1).failure is None
+    given = rollout.context.users.get(f"{ME}:VerlStyle").interaction.given
     first = {"name": f"{ME}:VerlStyle", "level": 3, "query": "the row's", "ground_truth": "42"}
     second = {"name": f"{ME}:VerlStyle", "level": 4, "query": "What is 6 times 7?", "ground_truth": "42"}
     assert given == [{**first, "method": "x", "seconds": 1}] * 2 + [second] * 2
 
 
-def test_synchronous_methods_run_apart_and_return_what_they_like(theatre):
-    show = user_show(theatre, "Sync")
-    trajectory = show.play()
+def test_synchronous_methods_run_apart_and_return_what_they_like(rollouts):
+    rollout = user_show(rollouts, "Sync")
+    trajectory = rollout.play()
     assert trajectory.failure is None
     assert trajectory.turns[0].user_score == 0.25
     assert trajectory.facts == EpisodeFacts(user_score=2.0)
-    assert show.context.users.get(f"{ME}:Sync").interaction.states == {}
+    assert rollout.context.users.get(f"{ME}:Sync").interaction.states == {}
 
 
-def test_an_interaction_may_choose_its_own_ids(theatre):
-    show = user_show(theatre, "NamesItsOwn")
-    assert show.play().stop_reason is StopReason.USER_ENDED
-    assert show.context.users.get(f"{ME}:NamesItsOwn").interaction.states == {}
+def test_an_interaction_may_choose_its_own_ids(rollouts):
+    rollout = user_show(rollouts, "NamesItsOwn")
+    assert rollout.play().stop_reason is StopReason.USER_ENDED
+    assert rollout.context.users.get(f"{ME}:NamesItsOwn").interaction.states == {}
 
 
-def test_state_under_the_instance_never_leaks_between_siblings(theatre, sample):
+def test_state_under_the_instance_never_leaks_between_siblings(rollouts, sample):
     """Each sibling has its own copy of the row's kwargs, and is asked about its own answer."""
     spec = InteractionSpec(f"{ME}:VerlStyle", {"seen": []})
     chosen = sample("a", interaction=spec)
@@ -245,8 +245,8 @@ def test_state_under_the_instance_never_leaks_between_siblings(theatre, sample):
     def script(request):
         return f"#### {request.turn + 42 - request.noise.sibling}"
 
-    show = theatre.show(script, samples=[chosen], interaction=spec.name)
-    group = asyncio.run(show.group(4))
+    rollout = rollouts.make(script, samples=[chosen], interaction=spec.name)
+    group = asyncio.run(rollout.group(4))
     assert [len(t.turns) for t in group.trajectories] == [1, 2, 3, 4]
     assert spec.kwargs == {"seen": []}
     for trajectory in group.trajectories:
@@ -300,13 +300,13 @@ WRONG = [
 @pytest.mark.parametrize(
     ("kwargs", "words"), WRONG, ids=[str(kwargs).partition(" at 0x")[0][:80] for kwargs, _ in WRONG]
 )
-def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
+def test_wrong_returns_fail_their_episode_only(rollouts, sample, kwargs, words):
     spec = InteractionSpec(f"{ME}:Odd", kwargs)
     samples = [sample("good", interaction=InteractionSpec(f"{ME}:Odd")), sample("bad", interaction=spec)]
-    show = theatre.show(["#### 42"], samples=samples, interaction=spec.name)
+    rollout = rollouts.make(["#### 42"], samples=samples, interaction=spec.name)
 
     async def both():
-        return await asyncio.gather(show.episode(0), show.episode(1))
+        return await asyncio.gather(rollout.episode(0), rollout.episode(1))
 
     good, bad = asyncio.run(both())
     assert (good.stop_reason, good.failure) == (StopReason.USER_ENDED, None)
@@ -317,31 +317,31 @@ def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
 
 
 @pytest.mark.parametrize("value", [(True, "bye", None, None), (True, "bye", True, {}), [True, "bye", 1, {}]])
-def test_right_returns_of_many_kinds(theatre, sample, value):
+def test_right_returns_of_many_kinds(rollouts, sample, value):
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": value}))]
-    trajectory = theatre.show(["x"], samples=samples, interaction=f"{ME}:Odd").play()
+    trajectory = rollouts.make(["x"], samples=samples, interaction=f"{ME}:Odd").play()
     assert trajectory.stop_reason is StopReason.USER_ENDED
 
 
-def test_what_a_user_says_is_made_fit_for_tokenizers(theatre, sample):
+def test_what_a_user_says_is_made_fit_for_tokenizers(rollouts, sample):
     value = (False, "half \ud800 and nul \x00", None, {})
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": value}))]
-    show = theatre.show(["x"], samples=samples, max_assistant_turns=2, interaction=f"{ME}:Odd")
-    trajectory = show.play()
-    show.check_tokens(trajectory)
+    rollout = rollouts.make(["x"], samples=samples, max_assistant_turns=2, interaction=f"{ME}:Odd")
+    trajectory = rollout.play()
+    rollout.check_tokens(trajectory)
     assert trajectory.turns[0].replies == [
         Message(Role.USER, "half \N{REPLACEMENT CHARACTER} and nul \N{REPLACEMENT CHARACTER}")
     ]
 
 
-def test_an_extra_that_is_changed_later_is_recorded_as_it_was(theatre, sample):
+def test_an_extra_that_is_changed_later_is_recorded_as_it_was(rollouts, sample):
     extra = {"list": [1]}
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": (True, "bye", None, extra)}))]
-    trajectory = theatre.show(["x"], samples=samples, interaction=f"{ME}:Odd").play()
+    trajectory = rollouts.make(["x"], samples=samples, interaction=f"{ME}:Odd").play()
     extra["list"].append(2)
     assert trajectory.facts.user_notes == [{"list": [1]}]
 
 
-def test_the_base_class_never_answers_by_itself(theatre):
-    show = theatre.show(["x"], interaction="turnwise.ext.verl.users:BaseInteraction")
-    assert "must implement generate_response" in show.play().failure
+def test_the_base_class_never_answers_by_itself(rollouts):
+    rollout = rollouts.make(["x"], interaction="turnwise.ext.verl.users:BaseInteraction")
+    assert "must implement generate_response" in rollout.play().failure

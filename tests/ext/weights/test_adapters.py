@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from turnwise.ext.weights.stored import same_bits
+from turnwise.ext.weights.lazy_tensor import same_bits
 
 Turnwise = Callable[..., tuple[int, str]]
 TOKENS = torch.arange(1, 9)[None]

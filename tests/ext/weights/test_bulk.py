@@ -13,10 +13,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import DecoderConfig
+from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.model_folder import MANIFEST, Form, write_weights
-from turnwise.ext.weights.stored import Stored, read_safetensors, same_bits
 
 Turnwise = Callable[..., tuple[int, str]]
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import StorageError
 from turnwise.ext.weights.fsdp import read_fsdp
-from turnwise.ext.weights.stored import same_bits
+from turnwise.ext.weights.lazy_tensor import same_bits
 
 Turnwise = Callable[..., tuple[int, str]]
 

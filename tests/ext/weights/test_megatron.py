@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import read_config
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.huggingface_folder import read_config
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 from turnwise.ext.weights.converting import grid_logits, verify
+from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.megatron import read_parts
-from turnwise.ext.weights.stored import Stored, read_safetensors, same_bits
 
 Turnwise = Callable[..., tuple[int, str]]
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from turnwise.chat.formats import code, hermes
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.reports.checks.rollouts import harmless_call
 from turnwise.reports.preflight import preflight
 from turnwise.system.plugins import builtin, names_in

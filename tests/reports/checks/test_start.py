@@ -8,7 +8,7 @@ from rich.console import Console
 
 from turnwise import Message, Role, Sample, Trajectory, configure, evaluate
 from turnwise.commands.cli import main
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import DataError, PluginError, TemplateError, TurnwiseError
 from turnwise.reports.preflight import Outcome, Report, preflight
 from turnwise.train import train

@@ -13,10 +13,10 @@ import pytest
 from judge_servers import DROP, GARBAGE, GOOD, answer, says, settings, unreliable
 
 from turnwise.errors import ScoringFailed, StorageError
+from turnwise.scoring.event_loop_resources import close_loop_resources, loop_resources
 from turnwise.scoring.judge.judge import FILE, LlmJudge, ReplyCache, cache_key, take_metrics
 from turnwise.scoring.judge.prompts import equivalence, evidence_only
 from turnwise.scoring.judge.verdict import Verdict
-from turnwise.scoring.loop_resources import close_loop_resources, loop_resources
 
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from turnwise.config import Config
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State

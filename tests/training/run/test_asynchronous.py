@@ -15,9 +15,9 @@ from turnwise import configure
 from turnwise.errors import StorageError
 from turnwise.reports.training import TrainReport
 from turnwise.rollout.collector import leave_out_stale
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.train import train
-from turnwise.training.state import RunState
+from turnwise.training.runs.state import RunState
 from turnwise.types import Group, Ledger, Origin, Sample, StopReason, Trajectory
 
 SMALL = (

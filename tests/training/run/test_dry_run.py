@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from turnwise.commands.cli import main
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.reports.dry_run import Rates, forecast, recorded_rates
 
 SMALL = (

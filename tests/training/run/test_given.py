@@ -8,7 +8,7 @@ from rich.console import Console
 from turnwise import Message, Role, Sample, Trajectory, configure, tool, train
 from turnwise.errors import ConfigError, DataError, StorageError
 from turnwise.storage.run_dir import RunDir
-from turnwise.training.program_parts import GIVEN, check_given, describe, resume_call, write_given
+from turnwise.training.runs.python_arguments import GIVEN, check_given, describe, resume_call, write_given
 
 QUIET = Console(quiet=True)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from turnwise.training.loop_lag import LoopLag
+from turnwise.training.event_loop_lag import LoopLag
 
 
 def test_the_worst_delay_since_the_last_question_is_told():

@@ -1,1 +1,1 @@
-"""Tool-call formats, one file each, as `chat/tool_format.py` asks; the file name is the value of `chat.tool_format`."""
+"""Tool-call formats, a file each, as `chat/calls/tool_format.py` asks; its name is the value of `chat.tool_format`."""

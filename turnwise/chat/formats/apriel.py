@@ -5,13 +5,13 @@
 Of Apriel 1.5 and 1.6, and of Hunyuan A13B.
 """
 
-from turnwise.chat.call_lists import JsonBlock
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
+from turnwise.chat.calls.json_call_lists import JsonBlock
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
 
 _BLOCK = JsonBlock("apriel", [("<tool_calls>", "</tool_calls>")])
 parse = _BLOCK.parse

@@ -6,13 +6,13 @@ All blocks of a turn are one program. A turn with an <answer> is final: code bes
 import json
 from collections.abc import Sequence
 
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
-from turnwise.chat.reasoning import split_thoughts
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.reasoning import split_thoughts
 from turnwise.errors import TemplateError
 from turnwise.system.code_blocks import PYTHON, CodeBlock, code_blocks
 from turnwise.types import JsonSchema, Message, Role, ToolCall

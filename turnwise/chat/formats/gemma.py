@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.chat.call_json import DEEPEST, load
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import thought_text
-from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
+from turnwise.chat.calls.json_calls import DEEPEST, load
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import thought_text
+from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, ToolCall
 

@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.call_json import JsonBefore, call_with
-from turnwise.chat.scanning import FoundCall, numbered, refuse_unless_read_back
+from turnwise.chat.calls.json_calls import JsonBefore, call_with
+from turnwise.chat.calls.scanning import FoundCall, numbered, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"

@@ -10,14 +10,14 @@ import json
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.call_json import JsonBefore, call_with
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
-from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
+from turnwise.chat.calls.json_calls import JsonBefore, call_with
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -2,20 +2,20 @@
 
     <|tool_call_start|>[search(query="tides", limit=3), now()]<|tool_call_end|>
 
-Of LFM2 and LFM2.5. Values are literals; nothing is run (`chat/python_calls.py`).
+Of LFM2 and LFM2.5. Values are literals; nothing is run (`chat/calls/python_calls.py`).
 """
 
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.python_calls import calls_or_problem, written_call
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
-from turnwise.chat.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
+from turnwise.chat.calls.python_calls import calls_or_problem, written_call
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"

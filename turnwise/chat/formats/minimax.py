@@ -9,12 +9,12 @@
 Of MiniMax-M1 and M2.
 """
 
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.tagged import TagGrammar
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.tagged_calls import TagGrammar
 
 _GRAMMAR = TagGrammar(
     "minimax",

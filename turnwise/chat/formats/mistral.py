@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.call_json import JsonBefore, call_of, call_with
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import thought_text
-from turnwise.chat.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
+from turnwise.chat.calls.json_calls import JsonBefore, call_of, call_with
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import thought_text
+from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 
 THINK, UNTHINK = "[THINK]", "[/THINK]"

@@ -10,15 +10,15 @@ template shows earlier calls as bare objects, which are read as `llama3_json` re
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.call_lists import JsonBlock
+from turnwise.chat.calls.json_call_lists import JsonBlock
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.scanning import Piece, Scanner, refuse_unless_read_back
 from turnwise.chat.formats.llama3_json import LINE, read_objects
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
-from turnwise.chat.scanning import Piece, Scanner, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 
 WORD, OPEN, CLOSE = "functools", "<|tool_call|>", "<|/tool_call|>"

@@ -3,20 +3,20 @@
     [search(query="tides", limit=3), now()]
 
 Of Llama 4, Llama 3.2 and Gemma 3 where their template asks for it, and of ToolACE. Llama 4 may put <|python_start|>
-before the list and <|python_end|> after it. Values are literals; nothing is run (`chat/python_calls.py`).
+before the list and <|python_end|> after it. Values are literals; nothing is run (`chat/calls/python_calls.py`).
 """
 
 import re
 from collections.abc import Sequence
 
-from turnwise.chat.python_calls import OPENING, calls_or_problem, written_call
-from turnwise.chat.reasoning import ANSWER as ANSWER
-from turnwise.chat.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.reasoning import STOPS as STOPS
-from turnwise.chat.reasoning import THINK as THINK
-from turnwise.chat.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.reasoning import render_thought as render_thought
-from turnwise.chat.scanning import Piece, Scanner, any_of, refuse_unless_read_back
+from turnwise.chat.calls.python_calls import OPENING, calls_or_problem, written_call
+from turnwise.chat.calls.reasoning import ANSWER as ANSWER
+from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
+from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import THINK as THINK
+from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.scanning import Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"

@@ -55,7 +55,7 @@ def write_pages(
 ) -> None:
     """Put k [T, Hkv, D] and v [T, Hkv, Dv] at positions `places` of the sequences in `slots`; slot -1 is skipped."""
     if use_triton(k):
-        from turnwise.engines.kernels import triton_attention
+        from turnwise.engines.kernels.triton import attention as triton_attention
 
         triton_attention.write_pages(keys, values, k, v, table, slots, places)
         return
@@ -88,7 +88,7 @@ def paged_attention(
     if q.shape[1] % keys.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads do not share {keys.shape[1]} key heads evenly")
     if use_triton(q):
-        from turnwise.engines.kernels import triton_attention
+        from turnwise.engines.kernels.triton import attention as triton_attention
 
         mixed: Tensor = triton_attention.paged_attention(
             q, keys, values, table, blocks, scale=scale, window=window, softcap=softcap, sinks=sinks, splits=splits

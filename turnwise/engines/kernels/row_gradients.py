@@ -16,7 +16,7 @@ from turnwise.engines.kernels.rows import Rotation, add_rms_norm, rotate, swiglu
 def norm_parts(norms: int, rows: int, weight: Tensor) -> Tensor:
     """Room [norms, P, H] for the gradients of weights like this one, of norms over at most so many rows."""
     if use_triton(weight):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.norm_parts(norms, rows, weight)
     return torch.empty((norms, 1, len(weight)), dtype=weight.dtype, device=weight.device)
@@ -25,7 +25,7 @@ def norm_parts(norms: int, rows: int, weight: Tensor) -> Tensor:
 def head_parts(layers: int, rows: int, rotation: Rotation) -> Tensor:
     """Room [layers, P, 2 D] for the gradients of the norms of queries and keys, one behind the other."""
     if use_triton(rotation.cos):
-        from turnwise.engines.kernels import triton_rotation
+        from turnwise.engines.kernels.triton import rotation as triton_rotation
 
         return triton_rotation.head_parts(layers, rows, rotation)
     assert rotation.q_norm is not None
@@ -35,7 +35,7 @@ def head_parts(layers: int, rows: int, rotation: Rotation) -> Tensor:
 def added_up(parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The gradients themselves, by place; of a place that nothing was left in, anything."""
     if use_triton(parts):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.column_sums(parts, dtype).unbind(0)
     return parts.sum(1).to(dtype).unbind(0)
@@ -49,7 +49,7 @@ def norm_gradient(
     The weight's goes into `part` [P, H] if there is one. `by_y` is used up, unless it is not to be reused.
     """
     if use_triton(s):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.norm_gradient(s, weight, eps, by_y, by_s, part, reuse=reuse)
     to_s, to_weight = _by_autograd(lambda s, w: (add_rms_norm(s, None, w, eps)[0],), (s, weight), (by_y,))
@@ -61,7 +61,7 @@ def norm_gradient(
 def swiglu_gradient(gate_up: Tensor, by_y: Tensor) -> Tensor:
     """Of `swiglu`; `gate_up` has no gaps and is used up."""
     if use_triton(gate_up):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.gated_gradient(gate_up, by_y, reuse=True)
     return _by_autograd(lambda gate_up: (swiglu(gate_up),), (gate_up,), (by_y,))[0]
@@ -76,7 +76,7 @@ def rotate_gradient(
     """
     normed = rotation.q_norm is not None
     if use_triton(by_q):
-        from turnwise.engines.kernels import triton_rotation
+        from turnwise.engines.kernels.triton import rotation as triton_rotation
 
         # With norms it is read while the answer is written.
         return triton_rotation.turned_gradient(fused, rotation, by_q, by_k, by_v, part, into=None if normed else fused)

@@ -46,7 +46,7 @@ def add_rms_norm(
     Without a residual s is x itself. With `reuse`, where no gradient is asked for, s may lie where the residual was.
     """
     if use_triton(x):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.add_rms_norm(x, residual, weight, eps, reuse)
     s = x if residual is None else x + residual
@@ -58,7 +58,7 @@ def add_rms_norm(
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up [T, I] of gate and up side by side [T, 2I]; rounded once, at the end."""
     if use_triton(gate_up):
-        from turnwise.engines.kernels import triton_rows
+        from turnwise.engines.kernels.triton import rows as triton_rows
 
         return triton_rows.swiglu(gate_up)
     gate, up = gate_up.to(_wide(gate_up)).chunk(2, dim=-1)
@@ -71,7 +71,7 @@ def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     `fused` [T, (Hq + 2 Hkv) * D] holds the three in this order; the values may come back as a view of it.
     """
     if use_triton(fused):
-        from turnwise.engines.kernels import triton_rotation
+        from turnwise.engines.kernels.triton import rotation as triton_rotation
 
         return triton_rotation.rotate(fused, rotation)
     counts = [rotation.num_heads, rotation.num_kv_heads, rotation.num_kv_heads]
@@ -88,7 +88,7 @@ def rotate_into_pages(
     int32 the sequence of each row. A row of slot -1 is nobody's: nothing is written, its position is never looked at.
     """
     if use_triton(fused):
-        from turnwise.engines.kernels import triton_rotation
+        from turnwise.engines.kernels.triton import rotation as triton_rotation
 
         return triton_rotation.rotate_into_pages(fused, rotation, keys, values, table, slots)
     with torch.no_grad():

@@ -44,7 +44,7 @@ def choose(
     """
     noise = None if use_triton(logits) and top_k is None and top_p is None else uniforms(keys, places).unsqueeze(1)
     if use_triton(logits):
-        from turnwise.engines.kernels import triton_sampling
+        from turnwise.engines.kernels.triton import sampling as triton_sampling
 
         ids, logprobs, sums = triton_sampling.choose(logits, keys, places, temperature)
         if noise is None:
@@ -128,7 +128,7 @@ def advance(
     whose last token is the slot's `last_token` begins its turn in the same way.
     """
     if use_triton(tokens):
-        from turnwise.engines.kernels import triton_sampling
+        from turnwise.engines.kernels.triton import sampling as triton_sampling
 
         slots = (active, last_token, places, remaining, stop_ids)
         triton_sampling.advance(tokens, logprobs, rows, slots, out_tokens, out_logprobs, step)

@@ -23,7 +23,7 @@ def score_rows(logits: Tensor, targets: Tensor, temperature: float) -> Scores:
     one that is -inf all over, scores NaN.
     """
     if use_triton(logits):
-        from turnwise.engines.kernels import triton_scores
+        from turnwise.engines.kernels.triton import scores as triton_scores
 
         return Scores(*triton_scores.score_rows(logits, targets, temperature))
     scaled = logits if temperature in (0.0, 1.0) else logits / torch.tensor(temperature, dtype=torch.float32)
@@ -47,7 +47,7 @@ def score_gradient(
     With p the probabilities, y the target and h the entropy: d logprob = [y] - p and d entropy = -p * (log p + h).
     """
     if use_triton(logits):
-        from turnwise.engines.kernels import triton_scores
+        from turnwise.engines.kernels.triton import scores as triton_scores
 
         pulls = (by_logprob, by_entropy)
         return triton_scores.score_gradient(logits, targets, lse, entropies, *pulls, temperature, dtype)

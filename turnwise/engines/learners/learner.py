@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.updates import FullWeights, StoredWeights
+from turnwise.engines.weight_updates import FullWeights, StoredWeights
 from turnwise.errors import TurnwiseError
 
 Floats = NDArray[np.float32]

@@ -33,7 +33,7 @@ from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 
 CHUNK_TOKENS = 1024

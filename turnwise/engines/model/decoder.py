@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from turnwise.engines.model import checkpoint_format
-from turnwise.engines.model.checkpoint_format import DecoderConfig, Fused, RopeConfig
+from turnwise.engines.model import huggingface_folder
+from turnwise.engines.model.huggingface_folder import DecoderConfig, Fused, RopeConfig
 from turnwise.engines.model.policy_model import (
     Attend,
     LayerCache,
@@ -111,7 +111,7 @@ class Decoder(PolicyModel):
         )
         self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_layers))
         self.register_parameter("head", None)
-        for part in checkpoint_format.layout(config):
+        for part in huggingface_folder.layout(config):
             owner, _, name = part.name.rpartition(".")
             self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
         wide = torch.promote_types(self.embed.dtype, torch.float32)
@@ -124,15 +124,15 @@ class Decoder(PolicyModel):
     @classmethod
     def read(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
         """The model of a Hugging Face folder."""
-        config = checkpoint_format.read_config(folder)
-        return cls(config, checkpoint_format.read_tensors(folder, config, dtype))
+        config = huggingface_folder.read_config(folder)
+        return cls(config, huggingface_folder.read_tensors(folder, config, dtype))
 
     @classmethod
     def fresh(cls, config: DecoderConfig, seed: int, dtype: torch.dtype = torch.float32) -> "Decoder":
         """Random weights: normal with deviation 0.02, norms one, biases zero."""
         generator = torch.Generator().manual_seed(seed)
         tensors: dict[str, Tensor] = {}
-        for part in checkpoint_format.layout(config):
+        for part in huggingface_folder.layout(config):
             if part.columns is not None:
                 tensors[part.name] = torch.empty(part.shape).normal_(0.0, 0.02, generator=generator).to(dtype)
             else:
@@ -160,7 +160,7 @@ class Decoder(PolicyModel):
         return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
 
     def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
-        for part in checkpoint_format.layout(self.config):
+        for part in huggingface_folder.layout(self.config):
             yield from _pieces(part, self._tensor(part, whole))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -200,18 +200,18 @@ class Decoder(PolicyModel):
         self.save_config(folder)
 
     def save_config(self, folder: Path) -> None:
-        checkpoint_format.write_config(folder, self.config, self.dtype)
+        huggingface_folder.write_config(folder, self.config, self.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights as they lie here, fused and by our own names; live and without gradient."""
-        return {part.name: self._tensor(part, keep_tensor) for part in checkpoint_format.layout(self.config)}
+        return {part.name: self._tensor(part, keep_tensor) for part in huggingface_folder.layout(self.config)}
 
     def _tensor(self, part: Fused, whole: Whole) -> Tensor:
         """The fused parameter of this name, gathered by `whole` where it is shared out."""
         return whole(self.get_parameter(part.name).detach())
 
     def _names(self) -> Iterator[str]:
-        return (part.name for part in checkpoint_format.layout(self.config))
+        return (part.name for part in huggingface_folder.layout(self.config))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -239,7 +239,7 @@ class Decoder(PolicyModel):
 
 def _split(config: DecoderConfig, fused: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Views of our fused matrices under their Hugging Face names."""
-    for part in checkpoint_format.layout(config):
+    for part in huggingface_folder.layout(config):
         yield from _pieces(part, fused[part.name])
 
 

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.kernels.products import invariant_linear, linear
 from turnwise.engines.kernels.rows import Rotation, add_rms_norm, rotate, swiglu
-from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, ROPE_CHUNK, Decoder, Layer, rope_angles
 from turnwise.engines.model.fused_stack import LayerWeights, StackPass, run_stack
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder, LoraLayer
 from turnwise.engines.model.policy_model import Attend, Mixing, ModelInputs, layers_recomputed
 from turnwise.engines.model.token_scores import token_scores

@@ -13,14 +13,6 @@ from typing import TYPE_CHECKING, Any
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import ModelImplementation
 from turnwise.engines.model import gguf_file
-from turnwise.engines.model.checkpoint_format import (
-    DecoderConfig,
-    check_weights,
-    config_from_hf,
-    fuse,
-    layout,
-    read_raw_config,
-)
 from turnwise.engines.model.config_fields import (
     CHECKED,
     HARMLESS,
@@ -29,6 +21,14 @@ from turnwise.engines.model.config_fields import (
     NotNative,
     compressed_layers,
     whole,
+)
+from turnwise.engines.model.huggingface_folder import (
+    DecoderConfig,
+    check_weights,
+    config_from_hf,
+    fuse,
+    layout,
+    read_raw_config,
 )
 from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError, nearest, one_line
@@ -165,7 +165,7 @@ def read_model(source: ModelSource, choice: ImplementationChoice, dtype: "torch.
         from turnwise.engines.model.vision_model import VisionModel
 
         return VisionModel.read(source.folder, dtype, trust_remote_code=source.trust_remote_code)
-    from turnwise.engines.model.transformers_model import TransformersModel
+    from turnwise.engines.model.transformers.model import TransformersModel
 
     return TransformersModel.read(
         source.folder, dtype, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
@@ -194,7 +194,7 @@ def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "Polic
 
     if isinstance(model, Decoder):
         return LoraDecoder(model, rank=rank, alpha=alpha, seed=seed)
-    from turnwise.engines.model.transformers_model import TransformersModel
+    from turnwise.engines.model.transformers.model import TransformersModel
 
     if not isinstance(model, TransformersModel):
         raise EngineError(f"LoRA is not made for {type(model).__name__}; set learner.lora_rank=0")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from turnwise.engines.model import checkpoint_format
-from turnwise.engines.model.checkpoint_format import Fused
+from turnwise.engines.model import huggingface_folder
 from turnwise.engines.model.decoder import Decoder, Layer
+from turnwise.engines.model.huggingface_folder import Fused
 from turnwise.engines.model.policy_model import Whole, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, unknown
@@ -91,7 +91,7 @@ class LoraDecoder(Decoder):
 
     def _adapted(self) -> Iterator[Fused]:
         """The fused matrices of which some projection is a target."""
-        for part in checkpoint_format.layout(self.config):
+        for part in huggingface_folder.layout(self.config):
             if self._is_adapted(part):
                 yield part
 
@@ -111,7 +111,7 @@ class LoraDecoder(Decoder):
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {
             name: (rows, *part.shape[1:])
-            for part in checkpoint_format.layout(self.config)
+            for part in huggingface_folder.layout(self.config)
             for name, rows in part.sources
         }
 

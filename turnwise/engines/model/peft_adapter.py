@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.engines.model.policy_model import Whole, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 

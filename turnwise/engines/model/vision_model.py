@@ -19,8 +19,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from turnwise.engines.model.attention import packed
 from turnwise.engines.model.image_features import FeatureCache
 from turnwise.engines.model.policy_model import Features, ImageFeatures
-from turnwise.engines.model.transformers_model import TransformersModel
-from turnwise.engines.model.transformers_probe import alike, under
+from turnwise.engines.model.transformers.model import TransformersModel
+from turnwise.engines.model.transformers.probe import alike, under
 from turnwise.errors import EngineError, one_line
 from turnwise.ledger import Media, MediaSpan
 

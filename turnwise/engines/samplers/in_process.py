@@ -17,7 +17,7 @@ from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.in_flight import Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.request import Request, SamplingParams, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import FullWeights, Update
+from turnwise.engines.weight_updates import FullWeights, Update
 from turnwise.errors import EngineError
 from turnwise.ledger import check_places
 from turnwise.system import time_budget

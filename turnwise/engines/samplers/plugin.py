@@ -14,7 +14,7 @@ from turnwise.config import Config
 from turnwise.engines.opener import Opener, OpenSampler, Say, model_source, vocabulary_of
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
-from turnwise.engines.updates import Update
+from turnwise.engines.weight_updates import Update
 from turnwise.errors import PluginError, TurnwiseError, one_line
 from turnwise.system.plugins import call, load
 from turnwise.types import Completion, FinishReason, VersionRun

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from turnwise.engines.samplers.request import Request
-from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.types import Completion
 
 

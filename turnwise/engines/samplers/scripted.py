@@ -5,15 +5,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from turnwise.chat.calls.tool_format import ToolFormat
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import Config
 from turnwise.engines.opener import Opener, OpenSampler, Say
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
 

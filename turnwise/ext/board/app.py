@@ -15,9 +15,9 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from turnwise.errors import StorageError
-from turnwise.ext.board import shell
+from turnwise.ext.board import static_files
+from turnwise.ext.board.access import EVENTS, BoardAddress, BoardGate, content_policy
 from turnwise.ext.board.events import stream
-from turnwise.ext.board.gate import EVENTS, BoardAddress, BoardGate, content_policy
 from turnwise.ext.board.replays import ReplayRequest, Replays
 from turnwise.ext.board.runs import BoardRun, NotFound, Runs
 from turnwise.storage.configs import diff
@@ -63,7 +63,7 @@ def make_app(
         return StreamingResponse(text, media_type="text/event-stream")
 
     # around everything, the framework's own answer to a bug included, which it gives outside of its middleware
-    return BoardGate(app, address, content_policy(shell.inline_hashes()), writes=replays is not None)
+    return BoardGate(app, address, content_policy(static_files.inline_hashes()), writes=replays is not None)
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -109,7 +109,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_shell(app: FastAPI) -> None:
-    def send(asset: shell.Asset, request: Request, cache: str) -> Response:
+    def send(asset: static_files.Asset, request: Request, cache: str) -> Response:
         headers = {"ETag": asset.tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
         if asset.gzipped:
             headers["Content-Encoding"] = "gzip"
@@ -119,16 +119,16 @@ def _add_shell(app: FastAPI) -> None:
 
     @app.get("/")
     def index(request: Request) -> Response:
-        return send(shell.static_file("index.html"), request, "no-cache")
+        return send(static_files.static_file("index.html"), request, "no-cache")
 
     @app.get("/static/{name:path}")
     def static(request: Request, name: str) -> Response:
-        return send(shell.static_file(name), request, "no-cache")
+        return send(static_files.static_file(name), request, "no-cache")
 
     @app.get("/plotly.js")
     def plotly(request: Request) -> Response:
         zipped = "gzip" in request.headers.get("accept-encoding", "")
-        return send(shell.plotly(zipped), request, "private, max-age=3600")
+        return send(static_files.plotly(zipped), request, "private, max-age=3600")
 
 
 def _add_runs(app: FastAPI, runs: Runs) -> None:

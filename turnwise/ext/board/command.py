@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
         if error.name is None or error.name.split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ConfigError(f'the board needs {error.name}: pip install "turnwise[board]"') from error
+    from turnwise.ext.board.access import TOKEN_ENV
     from turnwise.ext.board.board_process import READY
-    from turnwise.ext.board.gate import TOKEN_ENV
     from turnwise.ext.board.replays import Replays
 
     token = os.environ.get(TOKEN_ENV)

@@ -16,11 +16,11 @@ from turnwise.ext.board.probes import counterparts
 from turnwise.ext.board.replays import replay_of
 from turnwise.ext.board.table import NotThere, Table
 from turnwise.storage.configs import read_config
-from turnwise.storage.images import images_for
-from turnwise.storage.kept_images import stored_name
-from turnwise.storage.ledger_columns import origin_counts
+from turnwise.storage.images.copies import images_for
+from turnwise.storage.images.reader import stored_name
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_rows
+from turnwise.storage.trajectories.files import read_rows
+from turnwise.storage.trajectories.ledger_columns import origin_counts
 from turnwise.system.image_sources import kept_name
 from turnwise.types import CallRecord, Image, Message, Remark, Role, Sample, ToolCall, Trajectory, Turn, first_prompt
 

@@ -10,7 +10,7 @@ from turnwise.ext.board.columns import shard_name
 from turnwise.storage.file_tail import FileTail, Line
 from turnwise.storage.index import INDEX, Shard, parse_line, shard_of
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.system.files import cannot
 
 FOLDERS = ("trajectories", "eval")

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from turnwise.ext.board.columns import clean_text
 from turnwise.ext.board.table import NotThere
-from turnwise.storage.images import IMAGES
-from turnwise.storage.kept_images import STORED_NAME, home_of, kept_content
+from turnwise.storage.images.copies import IMAGES
+from turnwise.storage.images.reader import STORED_NAME, home_of, kept_content
 from turnwise.storage.run_dir import RunDir
 from turnwise.system.image_bytes import ENDINGS, media_type
 from turnwise.system.image_sources import kept_name

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Nothing is written before everything was read."""
-    from turnwise.ext.board.freeze import MOST_POSSIBLE, freeze
+    from turnwise.ext.board.standalone_html import MOST_POSSIBLE, freeze
     from turnwise.system.files import replacing
 
     if not 0 <= args.trajectories <= MOST_POSSIBLE:

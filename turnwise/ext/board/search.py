@@ -11,7 +11,7 @@ from turnwise.ext.board.columns import Snapshot, clean_text
 from turnwise.ext.board.filters import BadFilter
 from turnwise.ext.board.table import Table, row_json, selection
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_texts
+from turnwise.storage.trajectories.files import read_texts
 
 SECONDS = 0.15
 MOST_HITS = 100

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import uvicorn
 
+from turnwise.ext.board.access import TOKEN_ENV, BoardAddress
 from turnwise.ext.board.app import make_app
-from turnwise.ext.board.gate import TOKEN_ENV, BoardAddress
 from turnwise.ext.board.replays import Replays
 from turnwise.ext.board.runs import Runs
-from turnwise.ext.board.shell import plotly, plotly_path
+from turnwise.ext.board.static_files import plotly, plotly_path
 from turnwise.system.addresses import bind, check_binding
 from turnwise.system.children import when_parent_ends
 

@@ -18,7 +18,7 @@ from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.splitting import BatchPart, chosen, owners_of, whole
 from turnwise.engines.learners.token_batch import Ints, TokenBatch
 from turnwise.engines.model.policy_folder import PolicyFolder
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.ext.fsdp.rank import RankResults, Weight
 from turnwise.ext.fsdp.rank_group import RankLost, Ranks

@@ -151,7 +151,7 @@ def _shared_out(root: Root, how: Mapping[str, Any]) -> Root:
 def _layers(model: PolicyModel) -> list[nn.Module]:
     if isinstance(model, Decoder):
         return list(model.layers)
-    from turnwise.engines.model.transformers_model import TransformersModel  # slow to import, and there already
+    from turnwise.engines.model.transformers.model import TransformersModel  # slow to import, and there already
 
     return model.layer_modules() if isinstance(model, TransformersModel) else []
 
@@ -187,7 +187,7 @@ def _unused(critic: Critic | None) -> set[str]:
         return set()
     if isinstance(trunk, Decoder):
         return set() if trunk.head is None else {"trunk.head"}
-    from turnwise.engines.model.transformers_model import TransformersModel
+    from turnwise.engines.model.transformers.model import TransformersModel
 
     assert isinstance(trunk, TransformersModel)
     tied = trunk.model.get_input_embeddings().weight

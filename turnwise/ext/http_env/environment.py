@@ -20,7 +20,7 @@ from turnwise.rollout.environments import Observation, Opening
 from turnwise.rollout.openai_messages import assistant_entry
 from turnwise.rollout.settings import read_settings
 from turnwise.rollout.toolbox.schema import check_schema
-from turnwise.scoring.loop_resources import loop_resource
+from turnwise.scoring.event_loop_resources import loop_resource
 from turnwise.system import time_budget
 from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import Image, JsonSchema, Message, Sample

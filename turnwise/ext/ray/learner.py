@@ -17,13 +17,13 @@ import torch
 from turnwise.engines.learners.learner import Floats, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.updates import StoredWeights
+from turnwise.engines.weight_updates import StoredWeights
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.fsdp.rank_group import RankLost
 from turnwise.ext.ray.connection import Connection, Say
 from turnwise.ext.ray.learner_actor import CHUNK_BYTES, LearnerFacts, LearnerReply, StaleWeights
-from turnwise.ext.ray.stored_weights import WeightsPlan
 from turnwise.ext.ray.watchdog import ask_beat
+from turnwise.ext.ray.weight_store import WeightsPlan
 from turnwise.storage.checkpoints import find_checkpoint
 from turnwise.storage.run_dir import RunDir
 

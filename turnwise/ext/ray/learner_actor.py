@@ -21,11 +21,11 @@ from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.fsdp.opening import open_over_ranks
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath
-from turnwise.ext.ray.machine import machine_words
 from turnwise.ext.ray.messages import own_arrays
+from turnwise.ext.ray.numeric_fingerprint import machine_words
 from turnwise.ext.ray.ranks import ActorRanks
 from turnwise.ext.ray.sampler_actor import node_name
-from turnwise.ext.ray.stored_weights import WeightsPlan, pack
+from turnwise.ext.ray.weight_store import WeightsPlan, pack
 from turnwise.system.folders import OwnFolder
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath, last_line, load_ray, room_of
 from turnwise.ext.ray.messages import own_arrays
 from turnwise.ext.ray.sampler_actor import node_name
-from turnwise.ext.ray.stored_weights import Part, WeightsPlan, pack
 from turnwise.ext.ray.watchdog import WATCH, ask_beat
+from turnwise.ext.ray.weight_store import Part, WeightsPlan, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,17 +15,17 @@ from turnwise.config.choices import Precision
 from turnwise.engines.devices import choose
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import OpenSampler, model_source
-from turnwise.engines.publishing import needs_files, weights_folder, write_weights
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
-from turnwise.engines.updates import WeightsFolder
+from turnwise.engines.weight_sync import needs_files, weights_folder, write_weights
+from turnwise.engines.weight_updates import WeightsFolder
 from turnwise.errors import EngineError, EngineLost, EpisodeError
 from turnwise.ext.ray.connection import SearchPath, load_ray
-from turnwise.ext.ray.machine import machine_words
 from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcome
+from turnwise.ext.ray.numeric_fingerprint import machine_words
 from turnwise.ext.ray.sent_images import ImageStore, Placed, at_their_places
-from turnwise.ext.ray.stored_weights import Part, Shapes, unpack
+from turnwise.ext.ray.weight_store import Part, Shapes, unpack
 from turnwise.ledger import Media
 
 SAMPLER_CALLS = 100

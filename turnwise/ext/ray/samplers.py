@@ -12,7 +12,7 @@ from turnwise.config import Config
 from turnwise.config.sections import section
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities
-from turnwise.engines.updates import FullWeights, Update, WeightsFolder
+from turnwise.engines.weight_updates import FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost, EpisodeError, WeightsSuperseded, one_line
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, NeedLost, Say, SearchPath, alone

@@ -18,10 +18,10 @@ from turnwise.ext.ray.connection import SearchPath, joined
 from turnwise.ext.ray.workers import Worker, Workers, shared
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.opening import SessionPool, open_pool
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.remote import RemoteReport
 from turnwise.ext.sandbox.results import InputImage, Result
 from turnwise.ext.sandbox.session import Session
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 
 SANDBOX_CALLS = 1000
 """Sessions of one actor that may run at once; its pool decides how many do."""

@@ -9,16 +9,16 @@ from turnwise.errors import ConfigError, EngineLost
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath, joined
 from turnwise.ext.ray.workers import Workers, shared
-from turnwise.scoring.answers import read_answer
+from turnwise.scoring.event_loop_resources import loop_resources
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.judge.budget import refuse_budget
 from turnwise.scoring.judge.judge import LlmJudge
 from turnwise.scoring.judge.stats import metrics_of
-from turnwise.scoring.loop_resources import loop_resources
 from turnwise.scoring.runners.wire import score_to_wire
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, builtin_scorers
 from turnwise.scoring.service import Runner, make_runner
-from turnwise.storage.trajectory_rows import from_row, to_row
+from turnwise.scoring.worker_replies import read_answer
+from turnwise.storage.trajectories.rows import from_row, to_row
 from turnwise.system.metrics import Metric, reduce
 from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Trajectory

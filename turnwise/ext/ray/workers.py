@@ -9,7 +9,7 @@ from typing import Any
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.ray.connection import Connection, NeedLost
 from turnwise.ext.ray.watchdog import ask_beat
-from turnwise.ext.sandbox.process import SandboxLost
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system import time_budget
 
 MOST_LOSSES = 5

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def config_to_serve(args: argparse.Namespace) -> "tuple[Config, str | None]":
     """What a server is made of: the config, and the token, from the environment, where no process list has it."""
-    from turnwise.data.compose import compose
+    from turnwise.data.task_config import compose
     from turnwise.ext.sandbox.opening import TOKEN_ENV
     from turnwise.system.addresses import check_binding
 
@@ -67,8 +67,8 @@ def config_to_serve(args: argparse.Namespace) -> "tuple[Config, str | None]":
 def check(config: "Config") -> tuple[str, dict[str, Any]]:
     """What the sandbox is worth here: every attack of the probe and how it went."""
     from turnwise.ext.sandbox.opening import open_pool
-    from turnwise.ext.sandbox.process import SandboxUnavailable
     from turnwise.ext.sandbox.shell.pool import ShellPool, shell_settings
+    from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
     from turnwise.system.stopping import run_stoppable
 
     sandbox = section(config, SandboxConfig)

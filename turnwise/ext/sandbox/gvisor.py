@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from turnwise.ext.sandbox.child import Child
-from turnwise.ext.sandbox.process import (
+from turnwise.ext.sandbox.session_process import Child
+from turnwise.ext.sandbox.wire import Caps, ProtocolError
+from turnwise.ext.sandbox.zygote_process import (
     END_SECONDS,
     START_SECONDS,
     LayerRefused,
@@ -28,7 +29,6 @@ from turnwise.ext.sandbox.process import (
     environment,
     fail,
 )
-from turnwise.ext.sandbox.wire import Caps, ProtocolError
 
 FLAGS = ("--rootless", "--ignore-cgroups", "--network=none", "--host-uds=open", "--platform=ptrace")
 """`ptrace` is the platform that every build has and that works inside virtual machines."""

@@ -13,14 +13,21 @@ from typing import Self
 
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, resources, scratch, wire
-from turnwise.ext.sandbox.child import Child
 from turnwise.ext.sandbox.gvisor import GvisorZygote
 from turnwise.ext.sandbox.inside import isolate
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import LayerRefused, Refusal, SandboxLost, SandboxUnavailable, Zygote, python_paths
 from turnwise.ext.sandbox.replies import caps_of
 from turnwise.ext.sandbox.results import InputImage
 from turnwise.ext.sandbox.session import LocalSession
+from turnwise.ext.sandbox.session_process import Child
+from turnwise.ext.sandbox.zygote_process import (
+    LayerRefused,
+    Refusal,
+    SandboxLost,
+    SandboxUnavailable,
+    Zygote,
+    python_paths,
+)
 from turnwise.system.folders import OwnFolder
 
 FOLDERS = "turnwise-sandbox-"

@@ -13,9 +13,9 @@ from pathlib import Path
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.attacks import ATTACKS, CHMOD, CREATE, TCP, UDP, WRITE, Attack
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import Refusal, environment
 from turnwise.ext.sandbox.results import ExecutionStatus
 from turnwise.ext.sandbox.session import Session
+from turnwise.ext.sandbox.zygote_process import Refusal, environment
 
 MARK = "open: "
 """What the value of a successful attack begins with."""

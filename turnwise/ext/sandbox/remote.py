@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError
-from turnwise.ext.sandbox.fusion import (
+from turnwise.ext.sandbox.http_schemas import (
     CallRequest,
     CommandStatus,
     OpenAnswer,
@@ -25,10 +25,10 @@ from turnwise.ext.sandbox.fusion import (
 )
 from turnwise.ext.sandbox.inside.capture import cut
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import SandboxLost, SandboxUnavailable
 from turnwise.ext.sandbox.replies import caps_of
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Result, clean, encodable
 from turnwise.ext.sandbox.session import MAX_CODE, MAX_IMAGES_IN, check_image
+from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 from turnwise.system import time_budget
 from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 

@@ -2,7 +2,7 @@
 
 import os
 
-from turnwise.ext.sandbox.process import SandboxUnavailable
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 from turnwise.system.resources import free_memory, raise_descriptors
 
 SPARE_DESCRIPTORS = 128

@@ -1,7 +1,7 @@
 """What a call gives back: a status, texts, images with their provenance, and what it took. The only schema of it.
 
-A session's frame is read into it by `replies.py`, a server's JSON by pydantic (`fusion.py`), which checks what the
-annotations say; what the host makes itself is not checked.
+A session's frame is read into it by `replies.py`, a server's JSON by pydantic (`http_schemas.py`), which checks
+what the annotations say; what the host makes itself is not checked.
 """
 
 import base64

@@ -8,7 +8,7 @@ import base64
 import binascii
 from dataclasses import replace
 
-from turnwise.ext.sandbox.fusion import (
+from turnwise.ext.sandbox.http_schemas import (
     CellResult,
     CommandResult,
     CommandStatus,

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from turnwise.ext.sandbox import probe
-from turnwise.ext.sandbox.fusion import (
+from turnwise.ext.sandbox.http_schemas import (
     CallRequest,
     OpenAnswer,
     OpenRequest,
@@ -24,9 +24,9 @@ from turnwise.ext.sandbox.fusion import (
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.open_sessions import OpenSessions
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.scripts import run_notebook, run_script
 from turnwise.ext.sandbox.session import LocalSession
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system.addresses import check_binding
 from turnwise.system.serving import RETRY_SECONDS, Gate, Intake, serve_app
 

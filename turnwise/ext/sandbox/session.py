@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from turnwise.ext.sandbox import wire
-from turnwise.ext.sandbox.child import CLOSED, ENDED, Child
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.replies import read_reply
 from turnwise.ext.sandbox.results import CHANNELS, ExecutionStatus, InputImage, Result
+from turnwise.ext.sandbox.session_process import CLOSED, ENDED, Child
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system import time_budget
 
 MAX_CODE = 1024 * 1024

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turnwise.chat.image_blocks import images_in
-from turnwise.chat.image_files import shown_size
+from turnwise.chat.images.blocks import images_in
+from turnwise.chat.images.pixels import shown_size
 from turnwise.errors import DataError, PluginError, TemplateError, one_line
-from turnwise.ext.sdk_agents import interning, matching
+from turnwise.ext.sdk_agents import matching, message_cache
 from turnwise.ext.sdk_agents.calls import FULL, Call, ClientReply, Finish, Refused
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
@@ -156,7 +156,7 @@ class ClientSession:
             raise Refused("messages: tokens of images are counted only when the model answers", code="no_images")
         prompt = [self._as_written(message) for message in call.messages]
         try:
-            return len(backend.renderer.open(prompt, interning.tools(call.tools)))
+            return len(backend.renderer.open(prompt, message_cache.tools(call.tools)))
         except TemplateError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
@@ -222,7 +222,7 @@ class ClientSession:
                         del self._idle[digests[length]]
                     return sequence, call.messages[length:]
         prompt = [self._as_written(message) for message in call.messages]
-        tools = interning.tools(call.tools)
+        tools = message_cache.tools(call.tools)
         try:
             if self._is_new:
                 self._chat.reprompt(prompt, tools)
@@ -245,7 +245,7 @@ class ClientSession:
     def _as_written(self, message: Message) -> Message:
         """The assistant's own message for what the client has of it; it may also be one that the client made up."""
         if message.role is not Role.ASSISTANT:
-            return interning.message(message)
+            return message_cache.message(message)
         return self._written.get(matching.after(b"", message), message)
 
 

@@ -13,19 +13,19 @@ from typing import ClassVar
 
 import httpx
 
+from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.vision import ImageProcessor
 from turnwise.config import Config, EngineConfig
 from turnwise.config.choices import ClusterName
 from turnwise.config.sections import section
 from turnwise.engines.devices import Gpu, VisibleGpus, choose, rank_devices, reservations, visible_gpus
-from turnwise.engines.model.checkpoint_format import read_raw_config
+from turnwise.engines.model.huggingface_folder import read_raw_config
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opener import Opener, OpenSampler, Say, model_source, small_picture, vocabulary_of
 from turnwise.engines.samplers.cpu.threads import usable_cores
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.servers.client import ServerClient, server_address
 from turnwise.ext.servers.config import ServersConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.updates import FullWeights, Update
+from turnwise.engines.weight_updates import FullWeights, Update
 from turnwise.errors import EngineError, EngineLost, TurnwiseError, WeightsSuperseded, one_line
 from turnwise.system import time_budget
 from turnwise.system.concurrency import gather_all

@@ -16,7 +16,7 @@ from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Runni
 from turnwise.engines.samplers.plugin import ROUNDING
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities
-from turnwise.engines.updates import Update
+from turnwise.engines.weight_updates import Update
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.servers.images import SentImages, with_markers
 from turnwise.ledger import Media, MediaSpan

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.ext.servers.same_model import refuse_other, sizes_of

@@ -7,9 +7,9 @@ from typing import Any
 
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.opening import TOKEN_ENV
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.remote import SHORT_SECONDS, RemotePool
 from turnwise.ext.sandbox.shell.pool import ShellPool, shell_settings
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.ext.swe.repository import ActionResult, Instance, SuiteOutcome, SweTests
 from turnwise.ext.swe.wire import (
     Action,

@@ -16,20 +16,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from turnwise.errors import DataError
 from turnwise.ext.sandbox.inside.isolate import SCRATCH
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.shell.pool import ShellPool
 from turnwise.ext.sandbox.shell.session import Ran, ShellSession
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 
 ROOT = f"{SCRATCH}/repo"
 MOST_FILES = 4000
 MOST_TESTS = 4000
 _INSIDE = Path(__file__).parent / "inside"
 _FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
-_TOGETHER_SCRIPT = (_INSIDE / "tests_together.py").read_text()
+_TOGETHER_SCRIPT = (_INSIDE / "tests_one_process.py").read_text()
 _PACKAGE = "turnwise.ext.swe.inside"
 _APART = (
-    "far", "plain", "packing", "swallowed", "crossing", "lineup", "code_process", "held_files", "outcomes",
-    "tests_driver",
+    "proxies", "copied_values", "marshalling", "swallowed", "link", "comparison_checks", "code_process", "held_files",
+    "outcomes", "tests_two_processes",
 )  # fmt: skip
 _SOURCES = [
     *([name, ""] for name in ("turnwise", "turnwise.ext", "turnwise.ext.swe", _PACKAGE)),
@@ -42,7 +42,7 @@ for name, text in sources:
     module.__path__ = []
     exec(compile(text, name, "exec"), vars(module))"""
 """Makes the driver's modules of their texts: the project itself is not in the sandbox."""
-_APART_SCRIPT = f"{_STUB}\nsys.modules['{_PACKAGE}.tests_driver'].main(sources, {_STUB!r})"
+_APART_SCRIPT = f"{_STUB}\nsys.modules['{_PACKAGE}.tests_two_processes'].main(sources, {_STUB!r})"
 _ANSWER_CHARS = 4_000_000
 """Of what our own script prints, changed files included."""
 CONTROLS = frozenset({

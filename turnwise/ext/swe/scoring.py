@@ -8,12 +8,12 @@ from typing import Any
 from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.shell.pool import ShellPool
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.ext.swe.remote import SID, SweClient, open_shells
 from turnwise.ext.swe.repository import Instance, SuiteOutcome, SweTests, read_instance, read_tests, run_tests
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.loop_resources import KeptOpen, loop_resource
+from turnwise.scoring.event_loop_resources import KeptOpen, loop_resource
 from turnwise.scoring.scorer import Score
 from turnwise.types import CallStatus, Remark, Trajectory
 

@@ -11,9 +11,9 @@ from turnwise.errors import DataError
 from turnwise.ext.sandbox.limits import MIB
 from turnwise.ext.sandbox.open_sessions import OpenSessions
 from turnwise.ext.sandbox.pool import PoolSettings
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.server import add_basics, as_json, invalid
 from turnwise.ext.sandbox.shell.pool import ShellPool
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.ext.swe.actions import BadAction, check_action
 from turnwise.ext.swe.repository import LocalWorkspace, run_tests
 from turnwise.ext.swe.wire import (

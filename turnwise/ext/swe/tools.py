@@ -9,8 +9,8 @@ from turnwise.config import Config
 from turnwise.config.sections import section
 from turnwise.errors import DataError, EpisodeError, PluginError, ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.shell.pool import ShellPool
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.ext.swe.actions import ACTIONS, BadAction, check_action
 from turnwise.ext.swe.config import SweConfig
 from turnwise.ext.swe.remote import RemoteWorkspace, SweClient, open_shells

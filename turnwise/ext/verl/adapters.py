@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.sections import section
 from turnwise.errors import ConfigError, unknown
-from turnwise.ext.verl.section import VerlConfig
+from turnwise.ext.verl.config import VerlConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.sampler import Capabilities
-from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, one_line
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import FINISH

@@ -6,15 +6,15 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.vision import ImageProcessor
 from turnwise.config import Config
 from turnwise.config.choices import ClusterName, WeightTransfer
 from turnwise.config.sections import section
 from turnwise.engines.devices import choose, visible_gpus
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opener import Say
-from turnwise.engines.updates import FullWeights, Update
+from turnwise.engines.weight_updates import FullWeights, Update
 from turnwise.errors import ConfigError
 from turnwise.ext.servers.config import ServersConfig
 from turnwise.ext.servers.inference_server import InferenceServer

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
+from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from turnwise.engines.model.attention import packed, positions
-from turnwise.engines.model.checkpoint_format import DecoderConfig, fuse
 from turnwise.engines.model.decoder import Decoder, rope_angles
+from turnwise.engines.model.huggingface_folder import DecoderConfig, fuse
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.weights.distributed import read_distributed
 from turnwise.ext.weights.expected import fitting
+from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.megatron import distributed_part, read_parts, write_megatron
 from turnwise.ext.weights.megatron_layout import (
     FINAL_NORM,
@@ -38,7 +39,6 @@ from turnwise.ext.weights.megatron_layout import (
 from turnwise.ext.weights.merging import Merge, MergePlan, write_merge
 from turnwise.ext.weights.model_folder import Advance, Form, appearing, carry, one_format, write_manifest
 from turnwise.ext.weights.sources import CheckpointKind, SourceCheckpoint
-from turnwise.ext.weights.stored import Stored, read_safetensors, same_bits
 
 Parts = Mapping[tuple[int, int, int], Mapping[str, Stored]]
 """By (turn, stage, tensor rank): tensors by Megatron's names."""

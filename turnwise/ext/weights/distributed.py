@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import StorageError
+from turnwise.ext.weights.lazy_tensor import Stored, TensorPiece, assembled
 from turnwise.ext.weights.names import listed
 from turnwise.ext.weights.pickles import Record, counts, read_head, read_part
-from turnwise.ext.weights.stored import Stored, TensorPiece, assembled
 
 HEAD = ".metadata"
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.checkpoint_format import (
+from turnwise.engines.model.config_fields import MOST_LAYERS, NotNative
+from turnwise.engines.model.huggingface_folder import (
     ARCHITECTURES,
     DecoderConfig,
     config_from_hf,
     layout,
     read_raw_config,
 )
-from turnwise.engines.model.config_fields import MOST_LAYERS, NotNative
 from turnwise.errors import EngineError, one_line
+from turnwise.ext.weights.lazy_tensor import Stored, same_bits
 from turnwise.ext.weights.names import listed
-from turnwise.ext.weights.stored import Stored, same_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,7 +71,7 @@ def expected_of(folder: Path) -> Expected:
 def _of_transformers(folder: Path, classes: object) -> Expected:
     import transformers
 
-    from turnwise.engines.model.transformers_weights import CheckpointNames
+    from turnwise.engines.model.transformers.weights import CheckpointNames
 
     name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
     model_class = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
@@ -137,7 +137,7 @@ def _repeated(tied: Stored, origin: Stored, name: str, other: str, where: str) -
 
 def _outward(tensors: Mapping[str, Stored], expected: Expected) -> dict[str, Stored]:
     """Tensors named as in memory under the names of files; a layer is converted at once, and the last one is kept."""
-    from turnwise.engines.model.transformers_weights import CheckpointNames
+    from turnwise.engines.model.transformers.weights import CheckpointNames
 
     assert expected.model is not None
     shapes = expected.in_memory()
@@ -167,7 +167,7 @@ def _bound(read: Callable[[str], Tensor], name: str) -> Callable[[], Tensor]:
 
 def _groups(names: Iterable[str]) -> list[list[str]]:
     """The names of each layer; those of no layer stand by themselves."""
-    from turnwise.engines.model.transformers_weights import LAYER
+    from turnwise.engines.model.transformers.weights import LAYER
 
     groups: dict[str, list[str]] = {}
     for name in names:

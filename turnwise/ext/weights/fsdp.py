@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from turnwise.errors import StorageError
+from turnwise.ext.weights.lazy_tensor import Stored, TensorPiece, assembled
 from turnwise.ext.weights.names import listed, plain_name
 from turnwise.ext.weights.pickles import ListedRecord, PlacedRecord, Record, ShardedRecord, counts, read_pickle
-from turnwise.ext.weights.stored import Stored, TensorPiece, assembled
 
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 CONFIG = "fsdp_config.json"

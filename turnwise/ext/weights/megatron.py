@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import StorageError
 from turnwise.ext.weights.expected import HEAD, check_numbers
+from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.ext.weights.megatron_layout import (
     ALSO,
     LAYER,
@@ -27,7 +28,6 @@ from turnwise.ext.weights.megatron_layout import (
 )
 from turnwise.ext.weights.names import listed
 from turnwise.ext.weights.pickles import read_pickle
-from turnwise.ext.weights.stored import Stored
 
 RANK = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?")
 FILES = ("model.pt", "model_optim_rng.pt", "model_rng.pt")

@@ -14,6 +14,7 @@ from torch import Tensor
 from turnwise.engines.model.tensor_file import write_made
 from turnwise.errors import ConfigError, EngineError, StorageError, TurnwiseError, one_line
 from turnwise.ext.weights.expected import Expected, fitting
+from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors
 from turnwise.ext.weights.model_folder import (
     MANIFEST,
     Advance,
@@ -28,7 +29,6 @@ from turnwise.ext.weights.model_folder import (
 )
 from turnwise.ext.weights.names import PEFT, listed
 from turnwise.ext.weights.sources import SourceCheckpoint, find_checkpoint, read_weights, steps_in
-from turnwise.ext.weights.stored import Stored, read_safetensors
 from turnwise.system.files import replacing
 
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.checkpoint_format import DTYPE_NAMES, read_raw_config
+from turnwise.engines.model.huggingface_folder import DTYPE_NAMES, read_raw_config
 from turnwise.engines.model.tensor_file import write_made
 from turnwise.errors import ConfigError, StorageError
 from turnwise.ext.weights.expected import check_numbers
-from turnwise.ext.weights.stored import Stored
+from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.system.files import cannot, replacing
 
 MANIFEST = "turnwise_weights.json"

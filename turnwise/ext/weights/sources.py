@@ -8,15 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
+from turnwise.engines.model.huggingface_folder import DecoderConfig, layout
 from turnwise.errors import ConfigError, StorageError
 from turnwise.ext.weights.distributed import HEAD, is_distributed, read_distributed
 from turnwise.ext.weights.expected import Expected, expected_of
 from turnwise.ext.weights.fsdp import is_fsdp, read_fsdp
+from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors
 from turnwise.ext.weights.megatron import grid_folder, read_distributed_megatron, read_megatron
 from turnwise.ext.weights.megatron_layout import refuse_other_families
 from turnwise.ext.weights.names import listed, plain_name
-from turnwise.ext.weights.stored import Stored, read_safetensors
 
 STEPS = ("global_step_*", "step_*")
 """How verl and Turnwise name the folders of a run's checkpoints."""

@@ -5,7 +5,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.chat.tool_format import ToolFormat, can_write, load_format
+from turnwise.chat.calls.tool_format import ToolFormat, can_write, load_format
 from turnwise.config import RolloutConfig
 from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
@@ -15,7 +15,7 @@ from turnwise.reports.evaluation import ignored_requests
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import Prepared, endpoint_context, sample_per_route, token_context
 from turnwise.scoring.scorer import evaluate
-from turnwise.storage.ledger_columns import origin_counts
+from turnwise.storage.trajectories.ledger_columns import origin_counts
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
 
 SECONDS = 60.0

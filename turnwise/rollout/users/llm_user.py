@@ -8,16 +8,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from turnwise.chat.reasoning import split_thoughts
+from turnwise.chat.calls.reasoning import split_thoughts
 from turnwise.engines.samplers.endpoint import ChatEndpoint, check_url
 from turnwise.errors import ConfigError, EngineError, EpisodeError, ScoringFailed
 from turnwise.rollout.settings import read_settings
 from turnwise.rollout.users.user import Reply, UserContext, UserSession, UserTurn
+from turnwise.scoring.event_loop_resources import loop_resource
 from turnwise.scoring.judge.judge import LlmJudge
 from turnwise.scoring.judge.prompts import full_trace
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import BINARY
-from turnwise.scoring.loop_resources import loop_resource
 from turnwise.types import FinishReason, Message, Role
 
 WHO = "interaction 'llm_user'"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed, StorageError
+from turnwise.scoring.event_loop_resources import loop_resource, loop_resources
 from turnwise.scoring.judge.client import JudgeClient
 from turnwise.scoring.judge.prompts import ChatMessage, Inquiry, again, evidence_only
 from turnwise.scoring.judge.settings import REASON_TOKENS, JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats, metrics_of
 from turnwise.scoring.judge.verdict import QUARTERS, Verdict, VerdictScale, majority
-from turnwise.scoring.loop_resources import loop_resource, loop_resources
 from turnwise.system.image_bytes import FORMATS
 from turnwise.system.image_sources import read_source
 from turnwise.system.metrics import reduce

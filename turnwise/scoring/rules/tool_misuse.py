@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
-from turnwise.storage.images import images_for
+from turnwise.storage.images.copies import images_for
 from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.system.image_sources import read_source
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.answers import read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, builtin_scorers
-from turnwise.storage.trajectory_rows import to_row
+from turnwise.scoring.worker_replies import read_answer
+from turnwise.storage.trajectories.rows import to_row
 from turnwise.system.retrying import AttemptFailed, retry_after
 from turnwise.types import Trajectory
 

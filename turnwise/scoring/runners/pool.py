@@ -12,12 +12,12 @@ from typing import Any
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.scoring.answers import Answer, read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.judge.budget import refuse_budget
 from turnwise.scoring.runners.worker import FRAME
 from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec, builtin_scorers
-from turnwise.storage.trajectory_rows import to_row
+from turnwise.scoring.worker_replies import Answer, read_answer
+from turnwise.storage.trajectories.rows import to_row
 from turnwise.system import children
 from turnwise.system.retrying import AttemptFailed
 from turnwise.types import Trajectory

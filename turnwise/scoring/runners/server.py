@@ -23,7 +23,7 @@ from turnwise.scoring.client_options import check_client_options, declared_optio
 from turnwise.scoring.runners.wire import WireResult, error_to_json, score_to_wire
 from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec, builtin_scorers
 from turnwise.scoring.service import Runner, make_runner
-from turnwise.storage.trajectory_rows import from_row
+from turnwise.storage.trajectories.rows import from_row
 from turnwise.system.addresses import check_binding
 from turnwise.system.serving import Gate, Intake, serve_app
 from turnwise.types import Trajectory

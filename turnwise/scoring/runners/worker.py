@@ -14,7 +14,7 @@ from typing import Any
 
 from turnwise.scoring.runners.wire import WireResult, error_to_json, score_to_wire
 from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec
-from turnwise.storage.trajectory_rows import from_row
+from turnwise.storage.trajectories.rows import from_row
 from turnwise.system.children import end_with_parent
 
 FRAME = struct.Struct(">QI")

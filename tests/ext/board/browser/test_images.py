@@ -6,7 +6,7 @@ import pytest
 from looking import FIRST, SECOND, SIDE, TARGET
 from page_checks import CONTRAST, WIDE
 
-from turnwise.ext.board.freeze import freeze
+from turnwise.ext.board.standalone_html import freeze
 
 try:
     from playwright.sync_api import expect

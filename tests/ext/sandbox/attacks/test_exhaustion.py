@@ -14,11 +14,11 @@ import pytest
 
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import pool as pools
-from turnwise.ext.sandbox import process, resources
+from turnwise.ext.sandbox import resources, zygote_process
 from turnwise.ext.sandbox.limits import MIB
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system.resources import free_memory
 
 ROOT = str(Path(__file__).parents[4])
@@ -105,7 +105,7 @@ sys.path.insert(0, {root!r})
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxLost, SandboxUnavailable
+from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 async def main():
     async with SandboxPool(PoolSettings(level=SandboxLevel.{level}, preload=(), warm=2)) as pool:
         print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -152,8 +152,8 @@ def test_too_few_descriptors_for_any_session_are_named():
 @LEVELS
 def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, level):
     """107: nobody waits for it forever, neither for a new session, nor for the end of one, nor of the pool."""
-    monkeypatch.setattr(process, "FORK_SECONDS", 0.3)
-    monkeypatch.setattr("turnwise.ext.sandbox.child.REAP_SECONDS", 0.3)
+    monkeypatch.setattr(zygote_process, "FORK_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.ext.sandbox.session_process.REAP_SECONDS", 0.3)
     with open_arena(level, tmp_path) as own:
         for pid in forkers(own):
             os.kill(pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, leve
                 await killed.run("1")
             with pytest.raises(SandboxLost):
                 await own.neighbour.run("total")
-            monkeypatch.setattr(process, "FORK_SECONDS", 30)
+            monkeypatch.setattr(zygote_process, "FORK_SECONDS", 30)
             return await killed.run("6 * 7"), await own.neighbour.run("'total' in globals()")
 
         fresh, again = own.do(work())
@@ -188,14 +188,14 @@ class Child:
 
 def test_only_silence_is_not_waited_for(monkeypatch):
     """107: one of many who ask at once waits longer than that, and gets a session."""
-    monkeypatch.setattr(process, "FORK_SECONDS", 0.1)
+    monkeypatch.setattr(zygote_process, "FORK_SECONDS", 0.1)
 
     async def work(silent: bool) -> tuple[str, bool]:
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
         loop.call_later(0.5, lambda: waiting.done() or waiting.set_result("a session"))
         try:
-            return await process.answered(waiting, Child(silent)), waiting.cancelled()
+            return await zygote_process.answered(waiting, Child(silent)), waiting.cancelled()
         except TimeoutError as error:
             return str(error), waiting.cancelled()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.choices import SandboxLevel
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 
 ROOT = str(Path(__file__).parents[4])
 
@@ -192,7 +192,7 @@ sys.path.insert(0, {root!r})
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.inside import seccomp, syscalls
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import SandboxUnavailable
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 forbidden = {forbidden!r}
 names = [n for n in syscalls.NUMBERS if n not in forbidden]
 seccomp.ALLOWED, seccomp.FAKED, seccomp.ABSENT, seccomp.CHECKED = names, [], [], {{}}

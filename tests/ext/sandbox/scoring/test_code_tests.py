@@ -10,11 +10,11 @@ import pytest
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.ext.sandbox.pool import SandboxPool
-from turnwise.ext.sandbox.process import SandboxUnavailable
 from turnwise.ext.sandbox.scoring import code_tests as code_sandbox
 from turnwise.ext.sandbox.scoring.cases import cases_of, literal, same_output, same_value
 from turnwise.ext.sandbox.scoring.code_tests import code_tests, sandbox_config
-from turnwise.scoring.loop_resources import close_loop_resources
+from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
+from turnwise.scoring.event_loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score
 from turnwise.system.code_blocks import programs
 from turnwise.types import (

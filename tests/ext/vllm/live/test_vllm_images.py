@@ -18,16 +18,16 @@ from seeing import KINDS, MROPE
 from seeing import build as build_model
 
 from turnwise.config import Config
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, OpenLearner
-from turnwise.engines.publishing import make_update
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
+from turnwise.engines.weight_sync import make_update
 from turnwise.errors import EpisodeError
 from turnwise.ledger import MediaSpan
 

@@ -19,17 +19,17 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
-from turnwise.data.compose import configure
+from turnwise.data.task_config import configure
 from turnwise.engines.in_process import open_learner
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, model_source
-from turnwise.engines.publishing import make_update
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.weight_sync import make_update
+from turnwise.engines.weight_updates import Adapter, WeightsFolder
 from turnwise.errors import EngineLost
 from turnwise.ext.servers.replicas import Replicas
 from turnwise.rollout.prepare import make_renderer
-from turnwise.storage.trajectories import read_trajectories
+from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Completion, FinishReason, Origin, VersionRun
 
 ROOT = Path(__file__).parents[4]

@@ -34,7 +34,7 @@ from turnwise.engines.samplers.kv_cache import (
 )
 from turnwise.engines.samplers.prompt_images import PromptImages
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.system import time_budget
 from turnwise.types import Completion, FinishReason

@@ -24,7 +24,7 @@ from turnwise.engines.samplers.gpu.transfers import Launched
 from turnwise.engines.samplers.gpu.turns import RunningTurn
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
 from turnwise.engines.samplers.prompt_images import PromptImages
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.system import time_budget
 from turnwise.types import Completion, FinishReason

@@ -16,16 +16,16 @@ from typing import Literal
 from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.ext.sandbox.fusion import RunCodeRequest, RunStatus
+from turnwise.ext.sandbox.http_schemas import RunCodeRequest, RunStatus
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.opening import SessionPool, open_pool, pool_settings
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import ExecutionStatus, Result
 from turnwise.ext.sandbox.scoring.cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
 from turnwise.ext.sandbox.scripts import run_script
 from turnwise.ext.sandbox.session import Session
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.loop_resources import KeptOpen, loop_resource
+from turnwise.scoring.event_loop_resources import KeptOpen, loop_resource
 from turnwise.scoring.scorer import Score
 from turnwise.system.code_blocks import program, programs
 from turnwise.types import CallStatus, Message, Trajectory

@@ -7,8 +7,8 @@ from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.attacks import ATTACKS, Attack
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.probe import AttackResult, bait_out
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.shell.session import ENVIRONMENT, PLACES, ShellSession
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 
 ALLOWED_HERE = {
     "start a process",

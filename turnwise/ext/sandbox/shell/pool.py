@@ -16,9 +16,9 @@ from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.inside import isolate
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.ext.sandbox.process import Refusal, SandboxLost, SandboxUnavailable, environment, python_paths
 from turnwise.ext.sandbox.shell.attacks import attack_shell
 from turnwise.ext.sandbox.shell.session import PLACES, ShellSession
+from turnwise.ext.sandbox.zygote_process import Refusal, SandboxLost, SandboxUnavailable, environment, python_paths
 
 PROCESSES = 128
 """Processes and threads of one session."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.ext.sandbox import wire
-from turnwise.ext.sandbox.child import Child
 from turnwise.ext.sandbox.inside.capture import cut
 from turnwise.ext.sandbox.inside.isolate import SCRATCH
 from turnwise.ext.sandbox.inside.shell import STOP
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import clean
 from turnwise.ext.sandbox.session import SMALL, SandboxProcess
+from turnwise.ext.sandbox.session_process import Child
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system import time_budget
 
 WATCH_SECONDS = 0.05

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from turnwise.chat.image_files import upright
+from turnwise.chat.images.pixels import upright
 from turnwise.config import Config
 from turnwise.config.sections import section
 from turnwise.errors import DataError, EpisodeError, ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.opening import SessionPool, open_pool
-from turnwise.ext.sandbox.process import SandboxLost
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Picture, Result
 from turnwise.ext.sandbox.session import Session
+from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.rollout.sample_images import given_images
 from turnwise.rollout.toolbox.images import MOST_IMAGES
 from turnwise.rollout.tools.tool import ToolContext, ToolSession

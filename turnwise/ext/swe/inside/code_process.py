@@ -14,9 +14,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from turnwise.ext.swe.inside.crossing import Link
-from turnwise.ext.swe.inside.far import FarObject
-from turnwise.ext.swe.inside.packing import Guard
+from turnwise.ext.swe.inside.link import Link
+from turnwise.ext.swe.inside.marshalling import Guard
+from turnwise.ext.swe.inside.proxies import FarObject
 
 
 class CodeLink(Link):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from turnwise.ext.swe.inside.crossing import Link
-from turnwise.ext.swe.inside.far import FarModule
+from turnwise.ext.swe.inside.link import Link
+from turnwise.ext.swe.inside.proxies import FarModule
 
 _PICKLED = {
     "builtins": {"set", "frozenset", "bytearray", "complex", "range", "slice", "object"},

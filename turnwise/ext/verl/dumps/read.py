@@ -20,7 +20,7 @@ from turnwise.ext.verl.dumps.dialogue import Markers
 from turnwise.ext.verl.dumps.metrics import eval_metrics, step_metrics
 from turnwise.ext.verl.dumps.rows import DumpFormat, DumpRow, read_row
 from turnwise.ext.verl.dumps.trajectories import Translator, sample_id
-from turnwise.storage.images import Album
+from turnwise.storage.images.copies import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import StatusWriter

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.selfcheck import render_problem
+from turnwise.chat.token_walk import render_problem
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.chat.tool_format import load_format
 from turnwise.config import Config
 from turnwise.config.check import DEFAULT
 from turnwise.config.compose import Composed

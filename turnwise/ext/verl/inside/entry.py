@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.config.check import COMMAND_LINE, DEFAULT
 from turnwise.config.compose import ENVIRONMENT, Composed, unread
 from turnwise.config.strict_yaml import read_yaml
-from turnwise.data.compose import compose
+from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, unknown
 
 READ = ("rollout.", "scoring.", "sandbox.", "chat.", "verl.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from turnwise.engines.samplers.request import Request, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.updates import Update
+from turnwise.engines.weight_updates import Update
 from turnwise.errors import EngineError, EngineLost, EpisodeError, one_line
 from turnwise.ledger import NO_VERSION, VersionRun
 from turnwise.types import Completion, FinishReason

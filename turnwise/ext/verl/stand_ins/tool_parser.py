@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from turnwise.chat.tool_format import load_format
+from turnwise.chat.calls.tool_format import load_format
 
 Parser = TypeVar("Parser", bound="type[ToolParser]")
 

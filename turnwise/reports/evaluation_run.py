@@ -1,0 +1,118 @@
+"""Held-out samples played, scored and counted: what `eval`, `train` and probes measure with."""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from turnwise.chat.token_walk import render_problem
+from turnwise.config import SamplingConfig
+from turnwise.engines.devices import choose as choose_devices
+from turnwise.errors import TurnwiseError
+from turnwise.reports.data_sources import SourceReport
+from turnwise.reports.evaluation import EpisodeResult, accuracies, grade_all, measured, summarise
+from turnwise.reports.task_metrics import TASK, TaskMetrics, declared_by
+from turnwise.rollout.collector import Collector, run_group
+from turnwise.rollout.episode import RolloutContext
+from turnwise.rollout.prepare import Prepared
+from turnwise.scoring.failures import check_scoring
+from turnwise.scoring.scorer import apply_all, is_failed
+from turnwise.storage.recorder import Recorder
+from turnwise.types import Group, Sample, Trajectory
+
+MIN_EPISODES = 8
+"""Fewer say nothing about the share that fails."""
+
+
+async def measure(
+    prepared: Prepared,
+    make_context: Callable[[Prepared, SamplingConfig], RolloutContext],
+    recorder: Recorder,
+    step: int,
+    *,
+    greedy: bool,
+) -> dict[str, float]:
+    """Accuracy and what tasks measure in the middle of a training run, as sampled and, when asked for, greedily;
+    recorded under eval/."""
+    numbers: dict[str, float] = {}
+    sampling = prepared.config.sampling
+    ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
+    for name, drawn in ways.items():
+        trajectories: list[Trajectory] = []
+        # Negative rounds: evaluation must not draw the noise of a training round.
+        await play_all(prepared, make_context(prepared, drawn), trajectories, lambda trajectory: None, step=-1 - step)
+        results = await grade_all(trajectories, prepared.scoring.scorers)
+        keep_first_answers(results)
+        await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
+        if (problem := render_problem(trajectories)) is not None:  # training does not go on with a faulty record
+            raise TurnwiseError(problem)
+        for source, report in by_source(results, declared_by(prepared.config.task)).items():
+            numbers |= {f"{name}{TASK}/{source}/{metric}": value for metric, value in report.task.items()}
+            final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
+            numbers |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
+        numbers |= measured(f"{name}accuracy", accuracies(results)[0])
+    await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", numbers)
+    return numbers
+
+
+def keep_first_answers(results: Iterable[EpisodeResult]) -> None:
+    """Write on every trajectory whether its first answer was right."""
+    for entry in results:
+        entry.trajectory.first_right = entry.first_right
+
+
+async def play_all(
+    prepared: Prepared,
+    context: RolloutContext,
+    trajectories: list[Trajectory],
+    report: Callable[[Trajectory], None],
+    *,
+    step: int = 0,
+) -> None:
+    """Play and score every sample; trajectories are added in the order of the samples."""
+    config = prepared.config
+
+    async def run(sample: Sample) -> Group:
+        return await run_group(sample, size=config.eval.group_size, step=step, context=context)
+
+    async def score(group: Group) -> None:
+        await apply_all(prepared.scoring.scorers[group.sample.data_source], group.trajectories)
+        for trajectory in group.trajectories:
+            report(trajectory)
+
+    running, ahead = max(1, choose_devices(config).episodes // config.eval.group_size), len(prepared.samples)
+    failures = Failures(config.rollout.max_failures)
+    async with Collector(prepared.samples, run, running=running, ahead=ahead, score=score) as collector:
+        while groups := await collector.next_groups(1):
+            trajectories.extend(groups[0].trajectories)
+            failures.check(groups[0].trajectories)
+    check_scoring(trajectories, config.scoring.max_failures)
+
+
+class Failures:
+    """Counts episodes as they come, to stop a run that mostly fails and say why it does."""
+
+    def __init__(self, allowed: float) -> None:
+        self._allowed = allowed
+        self._episodes = self._failed = 0
+        self._reasons: Counter[str] = Counter()
+
+    def check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count more; TurnwiseError when too large a share of all so far failed."""
+        failed = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
+        self._reasons.update(failed)
+        self._failed += len(failed)
+        self._episodes += len(trajectories)
+        if self._episodes >= MIN_EPISODES and self._failed > self._allowed * self._episodes:
+            commonest, count = self._reasons.most_common(1)[0]
+            raise TurnwiseError(
+                f"{self._failed} of {self._episodes} episodes failed (rollout.max_failures={self._allowed:g}); "
+                f"most often ({count}): {commonest}"
+            )
+
+
+def by_source(results: Sequence[EpisodeResult], declared: Mapping[str, TaskMetrics]) -> dict[str, SourceReport]:
+    """The numbers of every data source, by its name."""
+    entries: dict[str, list[EpisodeResult]] = defaultdict(list)
+    for entry in results:
+        entries[entry.trajectory.sample.data_source].append(entry)
+    return {source: summarise(source, own, declared) for source, own in sorted(entries.items())}

@@ -1,0 +1,1 @@
+"""Images that a run keeps: copies by content, and the one reader of them."""

@@ -1,0 +1,1 @@
+"""One training run over its life: prepared, opened, checkpointed, resumed, trusted."""
