@@ -203,8 +203,8 @@ def test_knobs_of_reinforcement_learning_are_refused_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for key, told in {
-        "training.steps": "it has sft.steps",
-        "learner.lr": "it has sft.lr",
+        "training.steps": "use sft.steps",
+        "learner.lr": "use sft.lr",
         "algorithm.entropy": "",
     }.items():
         assert main(["sft", *SHORT, f"runs_dir={tmp_path}", f"{key}=1"]) == 2

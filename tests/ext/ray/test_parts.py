@@ -289,7 +289,7 @@ def test_a_run_begins_with_the_samplers_that_are_there_and_names_the_others_unti
         connection = Connection(section(config, RayConfig), ray, listeners=[said.append])
         async with open_samplers(connection, config, said.append) as (pool, facts):
             assert facts.context_length == 32 and len(pool.names) == 1
-            assert any("1 of 3 sampler(s) write" in text for text in said)
+            assert any("1 of 3 sampler(s) are running" in text for text in said)
             await until(lambda: sum("still loads its model on" in text for text in said) >= 2)
             loaded.set()
             await until(lambda: len(pool.names) == 2 and any("given up" in text for text in said))
