@@ -189,7 +189,7 @@ def test_numpy_and_arrow_values_become_plain() -> None:
         ),
         ({"extra_info": {"tool_selection": "a"}}, "extra_info.tool_selection: expected a list of tool names, got text"),
         ({"extra_info": {"tool_selection": ["a", None]}}, "extra_info.tool_selection[1]: missing"),
-        ({"extra_info": {"tool_selection": ["a", "a"]}}, "extra_info.tool_selection: a tool stands twice"),
+        ({"extra_info": {"tool_selection": ["a", "a"]}}, "extra_info.tool_selection: a tool appears twice"),
         ({"extra_info": {"tools_kwargs": {"a": 3}}}, "extra_info.tools_kwargs.a: expected an object, got a number"),
         (
             {"tools_kwargs": {"a": {"create_kwargs": []}}},

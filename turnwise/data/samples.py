@@ -154,7 +154,7 @@ def _read_selection(value: Any) -> tuple[str, ...] | None:
         raise FieldError(field, f"expected a list of tool names, got {describe(value)}")
     names = tuple(as_text(name, f"{field}[{i}]") for i, name in enumerate(value))
     if len(set(names)) < len(names):
-        raise FieldError(field, "a tool stands twice")
+        raise FieldError(field, "a tool appears twice")
     return names
 
 

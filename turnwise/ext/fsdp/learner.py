@@ -178,7 +178,7 @@ class ShardedLearner:
         if who is Who.CRITIC and not self._setup.critic:
             raise EngineError("this learner has no critic")
         if who is Who.REFERENCE and not self._setup.reference:
-            raise EngineError("this learner was not asked to keep a reference")
+            raise EngineError("this learner has no reference policy")
         self._check(batch)
         shares = deal([batch], self._ranks.size, self._rank_budget())
         return laid_out(self._dealt("score", shares, who), shares, [batch])[0]

@@ -97,7 +97,7 @@ def test_a_users_own_articles_are_read_in_both_forms(tmp_path):
         ("[1]", "a.jsonl:1: expected"),
         ('{"id": "x", "titel": "T", "text": "t"}', "needs the text 'title'"),
         ('{"id": "x]", "title": "T", "text": "t"}', "no brackets"),
-        ('{"id": "x", "title": "T", "text": "t"}\n{"id": "x", "title": "T", "text": "t"}', "a.jsonl:2.*stands twice"),
+        ('{"id": "x", "title": "T", "text": "t"}\n{"id": "x", "title": "T", "text": "t"}', "a.jsonl:2.*appears twice"),
         ("", "no articles"),
     ],
 )

@@ -65,7 +65,7 @@ def open_corpus(files: Sequence[str | Path] = ()) -> Corpus:
     for path in map(Path, files):
         for where, article in _read(path):
             if article.id in articles:
-                raise DataError(f"{where}: the id {article.id!r} stands twice")
+                raise DataError(f"{where}: the id {article.id!r} appears twice")
             articles[article.id] = article
     if not articles:
         raise DataError(f"{', '.join(map(str, files))}: no articles")
