@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image as Pictures
 
 from turnwise.chat.images.blocks import place_images
-from turnwise.data.images.trail import IDENTITY, Trail, turned
+from turnwise.data.images.provenance import IDENTITY, Trail, turned
 from turnwise.ledger import Media
 from turnwise.rollout.sample_images import image_facts, stretched
 from turnwise.storage.index import record

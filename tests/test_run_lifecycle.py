@@ -24,7 +24,7 @@ from turnwise.reports.training import TrainReport
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, read_status
 from turnwise.train import train
-from turnwise.training.runs.resume import resume_command
+from turnwise.training.runs.resume_config import resume_command
 
 ROOT = Path(__file__).parent.parent
 QUIET = Console(quiet=True)

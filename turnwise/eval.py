@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from turnwise.chat.token_walk import render_problem
+from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
 from turnwise.config.check import check_config
 from turnwise.reports.checks.run_checks import check_before_run

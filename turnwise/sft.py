@@ -36,7 +36,7 @@ from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
 from turnwise.training.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
-from turnwise.training.runs.resume import existing_run, resume_command
+from turnwise.training.runs.resume_config import existing_run, resume_command
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences

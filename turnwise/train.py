@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from turnwise.chat.token_walk import render_problem
+from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
 from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError

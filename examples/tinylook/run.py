@@ -20,7 +20,7 @@ import findings
 import turnwise as tw
 from turnwise.data.task import load_task
 from turnwise.reports.probe import probe_model
-from turnwise.rollout.probes import Probe
+from turnwise.rollout.image_ablations import Probe
 
 PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast,search,count,compute"
 REWARDS = {"tapo": 0.5, "accuracy": 0.0}

@@ -5,9 +5,9 @@ import random
 import pytest
 from chat_families import FAMILIES, SCHEMA, TEMPLATES, Family, Talk
 
+from turnwise.chat.control_tokens import ControlTokenEscaper, ControlTokens
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.replies import ControlTokenEscaper, ControlTokens
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import Message, Origin, Role, Text
 

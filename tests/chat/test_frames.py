@@ -8,8 +8,8 @@ import pytest
 from chat_families import APPENDING, FAMILIES, SCHEMA, Talk, call_text
 
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.template.message_kinds import Kinds
-from turnwise.chat.template.words import clock_formats, compared_words
+from turnwise.chat.template.analysis import clock_formats, compared_words
+from turnwise.chat.template.text_changes import Kinds
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Message, Role

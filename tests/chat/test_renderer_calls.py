@@ -4,9 +4,9 @@ import pytest
 from chat_families import SCHEMA, Family, Talk, call_text
 
 from turnwise.chat.formats import hermes
+from turnwise.chat.render_alignment import render_problem
 from turnwise.chat.renderer import CallForm, Renderer
 from turnwise.chat.template.history import WordsRefused
-from turnwise.chat.token_walk import render_problem
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError

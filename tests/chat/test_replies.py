@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.chat.replies import fresh_mark, place, shared
+from turnwise.chat.control_tokens import fresh_mark, place, shared
 
 M = ["M0", "M1", "M2"]
 

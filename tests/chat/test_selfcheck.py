@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.chat.token_walk import Walk
+from turnwise.chat.render_alignment import Walk
 from turnwise.errors import TurnwiseError
 from turnwise.reports.checks.rollouts import ANSWER
 from turnwise.storage.trajectories.files import read_trajectories

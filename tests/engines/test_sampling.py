@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from turnwise.engines.model.token_scores import token_logprobs
+from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
 

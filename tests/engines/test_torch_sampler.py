@@ -17,7 +17,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.attention import Regime, pad_rows
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import ModelInputs
-from turnwise.engines.model.token_scores import token_logprobs
+from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.engines.samplers.cpu import batching
 from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler

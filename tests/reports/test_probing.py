@@ -24,7 +24,7 @@ from turnwise.ext.tinylook.rows import png_url, row_of
 from turnwise.ext.tinylook.scenes import draw
 from turnwise.ext.tinylook.traces import guesser_says, looker_says
 from turnwise.reports.probe import FILE, ProbeReport, compare, file_of, probe_model
-from turnwise.rollout.probes import Donors, Probe, probed, read_probes, tool_reply_images
+from turnwise.rollout.image_ablations import Donors, Probe, probed, read_probes, tool_reply_images
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.types import Image, Sample, StopReason, Trajectory

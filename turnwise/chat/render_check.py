@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from turnwise.chat.control_tokens import shared
 from turnwise.chat.images.blocks import Prompt
-from turnwise.chat.replies import shared
+from turnwise.chat.render_alignment import TokenSpan, Walk, token_spans
 from turnwise.chat.template.chat_template import ChatTemplate
-from turnwise.chat.token_walk import TokenSpan, Walk, token_spans
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Ledger, Message, Origin, RenderCheck, Role

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.chat.calls.tool_format import ToolFormat
+from turnwise.chat.control_tokens import ControlTokenEscaper, ControlTokens, texts_in
 from turnwise.chat.images.blocks import (
     NO_MEDIA,
     MediaOf,
@@ -24,16 +25,15 @@ from turnwise.chat.images.blocks import (
 )
 from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.render_check import SelfCheck
-from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, texts_in
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
+from turnwise.chat.template.analysis import clock_formats
 from turnwise.chat.template.chat_template import CALL, HELLO, RESULT, ChatTemplate
 from turnwise.chat.template.history import Follower, RepliedMessage, demand_marks, mark_texts, marks_for_words
 from turnwise.chat.template.history import HistoryRewritten as HistoryRewritten
 from turnwise.chat.template.message_forms import CallForm as CallForm
-from turnwise.chat.template.message_kinds import TEXTS
 from turnwise.chat.template.reply_frame import Frame, written_already
-from turnwise.chat.template.reply_frames import FrameKey, Frames, NoFrame
-from turnwise.chat.template.words import clock_formats
+from turnwise.chat.template.reply_frame_cache import FrameKey, Frames, NoFrame
+from turnwise.chat.template.text_changes import TEXTS
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from turnwise.chat.replies import place, shared
+from turnwise.chat.control_tokens import place, shared
 from turnwise.chat.tokenizer import Encoding
 from turnwise.types import Message, Origin, Role
 

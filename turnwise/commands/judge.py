@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from turnwise.data.task_config import compose
-    from turnwise.scoring.judge.probe import probe_all, settings_in
+    from turnwise.scoring.judge.endpoint_check import probe_all, settings_in
     from turnwise.scoring.scorer import ScorerSpec
 
     options = compose(args.overrides, args.config).config.scoring.options.get(args.scorer) or {}

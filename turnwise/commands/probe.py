@@ -27,7 +27,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """The result goes to a new run directory and to the terminal."""
     from turnwise.data.task_config import compose
-    from turnwise.rollout.probes import read_probes
+    from turnwise.rollout.image_ablations import read_probes
 
     probes = read_probes(args.probes)
     composed = compose(args.overrides, args.config)

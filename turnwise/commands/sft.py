@@ -45,7 +45,7 @@ def _refuse_others(origins: Mapping[str, str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The trained model is the folder `policy` of the run. A run that is resumed has its own config."""
-    from turnwise.training.runs.resume import compose_training
+    from turnwise.training.runs.resume_config import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)

@@ -34,7 +34,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """A run that is resumed has its own config; only what is given anew differs."""
-    from turnwise.training.runs.resume import compose_training
+    from turnwise.training.runs.resume_config import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)

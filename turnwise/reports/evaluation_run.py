@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from turnwise.chat.token_walk import render_problem
+from turnwise.chat.render_alignment import render_problem
 from turnwise.config import SamplingConfig
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError

@@ -20,8 +20,8 @@ from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import Printable
 from turnwise.reports.evaluation_run import play_all
 from turnwise.reports.plan import plan_text
+from turnwise.rollout.image_ablations import Donors, Probe, probed, tool_reply_images
 from turnwise.rollout.prepare import Prepared, open_context, prepare
-from turnwise.rollout.probes import Donors, Probe, probed, tool_reply_images
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import check_free

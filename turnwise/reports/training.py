@@ -11,10 +11,10 @@ from rich.text import Text
 
 from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
-from turnwise.storage.chosen_policy import Shipped, read_shipped
+from turnwise.storage.final_policy import Shipped, read_shipped
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
-from turnwise.training.runs.resume import resume_command
+from turnwise.training.runs.resume_config import resume_command
 from turnwise.training.runs.train_run import TrainRun
 
 LAST_STEPS = 5

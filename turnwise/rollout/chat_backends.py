@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from turnwise.chat.control_tokens import with_texts
 from turnwise.chat.images.blocks import Prompt, images_in, place_images
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.replies import with_texts
 from turnwise.chat.template.history import HistoryRewritten, WordsRefused
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from turnwise.data.images.trail import Trail
+from turnwise.data.images.provenance import Trail
 from turnwise.rollout.sample_images import SourceImage, as_result, find_picture
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult

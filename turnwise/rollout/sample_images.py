@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.images.pixels import unpack
-from turnwise.data.images.trail import IDENTITY, Matrix, OriginCheck, Trail
+from turnwise.data.images.provenance import IDENTITY, Matrix, OriginCheck, Trail
 from turnwise.errors import DataError, EpisodeError, ToolError, nearest
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.storage.images.copies import images_for

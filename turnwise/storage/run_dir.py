@@ -38,7 +38,7 @@ CONFIG, PLAN, METRICS, LOG, REPLAY = "config.yaml", "plan.txt", "metrics.jsonl",
 TOKENIZER = "tokenizer.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
-SERVERS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"
+SERVER_LOGS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"
 _LONGEST_NAME = 200
 _current: ContextVar[Path | None] = ContextVar("run_folder", default=None)
 

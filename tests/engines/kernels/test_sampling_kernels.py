@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from turnwise.engines.kernels import sampling
-from turnwise.engines.kernels.scores import score_rows
+from turnwise.engines.kernels.logprobs import score_rows
 from turnwise.engines.samplers import sampling as cpu_sampling
 from turnwise.engines.samplers.request import SamplingParams
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.engines.kernels.scores import score_gradient, score_rows
-from turnwise.engines.model.token_scores import PLAIN_LOGITS, LogitShape, token_scores
+from turnwise.engines.kernels.logprobs import score_gradient, score_rows
+from turnwise.engines.model.token_logprobs import PLAIN_LOGITS, LogitShape, token_scores
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

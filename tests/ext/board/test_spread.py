@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turnwise.ext.board import steps as by_step
-from turnwise.ext.board.spread import spread
+from turnwise.ext.board.reward_spread import spread
 from turnwise.ext.board.table import Table
 from turnwise.storage.index import record
 

@@ -17,7 +17,7 @@ from turnwise.config.choices import ClusterName
 from turnwise.config.sections import section
 from turnwise.data.task_config import compose
 from turnwise.ext.ray.config import RayConfig
-from turnwise.ext.ray.demand import demands, sums
+from turnwise.ext.ray.resource_needs import demands, sums
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cluster"
 

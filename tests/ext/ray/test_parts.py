@@ -24,12 +24,12 @@ from turnwise.ext.fsdp.rank import Rank
 from turnwise.ext.ray import weight_store
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection
-from turnwise.ext.ray.demand import Room, demands, in_words, lay_out
 from turnwise.ext.ray.learner import LearnerWeights
 from turnwise.ext.ray.learner_actor import LearnerActor, StaleWeights
 from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcome
 from turnwise.ext.ray.placement import RayPlacement
 from turnwise.ext.ray.ranks import OWN, ActorRanks, Home, RankActor
+from turnwise.ext.ray.resource_needs import Room, demands, in_words, lay_out
 from turnwise.ext.ray.sampler_actor import SamplerFacts
 from turnwise.ext.ray.samplers import ActorSampler, open_samplers
 from turnwise.ext.ray.sandboxes import ClusterPool
@@ -43,7 +43,7 @@ from turnwise.training.checks import check_training
 from turnwise.training.runs.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
-SERVERS = ("engine=vllm_server", "ray.address=auto")
+SERVER_LOGS = ("engine=vllm_server", "ray.address=auto")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ SERVERS = ("engine=vllm_server", "ray.address=auto")
     ],
 )
 def test_a_sampler_that_reserves_what_its_servers_take_is_let_through(settings: list[str]) -> None:
-    RayPlacement(configure("cluster=ray", *SERVERS, *settings)).check()
+    RayPlacement(configure("cluster=ray", *SERVER_LOGS, *settings)).check()
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_a_sampler_that_reserves_what_its_servers_take_is_let_through(settings: 
         (["ray.address='there:70000'"], "HOST:PORT"),
         (["engine=vllm_server", "servers.addresses=['http://127.0.0.1:1']"], "samplers of a cluster start their own"),
         (["engine=scripted", "engine.script=[yes]", "ray.samplers=2"], "engine=scripted is not on the cluster"),
-        ([*SERVERS, "servers.options=[-tp, '2', -dp, '4']", "ray.sampler_gpus=2"], "take 8 GPU.*set it to 8"),
-        ([*SERVERS, "servers.options=['--data-parallel-size=8']"], "sampler_gpus=0: .*set it to 8"),
-        ([*SERVERS, "ray.sampler_gpus=2"], r"take 1 GPU\(s\).*set it to 1"),
-        ([*SERVERS, "servers.replicas=3", "ray.sampler_gpus=2"], "servers.replicas=3 x .*set it to 3"),
+        ([*SERVER_LOGS, "servers.options=[-tp, '2', -dp, '4']", "ray.sampler_gpus=2"], "take 8 GPU.*set it to 8"),
+        ([*SERVER_LOGS, "servers.options=['--data-parallel-size=8']"], "sampler_gpus=0: .*set it to 8"),
+        ([*SERVER_LOGS, "ray.sampler_gpus=2"], r"take 1 GPU\(s\).*set it to 1"),
+        ([*SERVER_LOGS, "servers.replicas=3", "ray.sampler_gpus=2"], "servers.replicas=3 x .*set it to 3"),
         (["ray.scorers=1", "scoring.run=http", "scoring.url=http://127.0.0.1:1"], "a server scores already"),
         (["ray.sandboxes=1", "sandbox.url=http://127.0.0.1:1"], "a server runs the code already"),
     ],

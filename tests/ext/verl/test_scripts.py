@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.ext.sandbox.shell.pool import ShellPool
 from turnwise.ext.sandbox.shell.session import ShellSession
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
-from turnwise.ext.verl.translation.scripts import ROOT, ScriptWords, run_script, words_of
+from turnwise.ext.verl.translation.shell_scripts import ROOT, ScriptWords, run_script, words_of
 from turnwise.ext.verl.translation.translate import FateKind, translate
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -143,7 +143,7 @@ def test_a_script_takes_arguments_and_one_that_runs_nothing_says_why(tmp_path: P
 
 @pytest.mark.usefixtures("shells")
 def test_what_else_a_script_does_is_harmless_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.ext.verl.translation.scripts.SECONDS", 4.0)
+    monkeypatch.setattr("turnwise.ext.verl.translation.shell_scripts.SECONDS", 4.0)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from turnwise import Message, Role, Sample, configure
 from turnwise.reports.training import TrainReport
-from turnwise.storage.chosen_policy import Evaluated, Shipped, read_best, read_shipped
+from turnwise.storage.final_policy import Evaluated, Shipped, read_best, read_shipped
 from turnwise.train import train
 from turnwise.types import Trajectory
 

@@ -22,7 +22,7 @@ from turnwise.scoring.judge.judge import data_url
 from turnwise.scoring.rules.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories.files import read_trajectories, write_trajectories
-from turnwise.training.runs.resume import compose_training, resume_command
+from turnwise.training.runs.resume_config import compose_training, resume_command
 from turnwise.training.runs.trust import check_sample, needs_trust, reaches
 from turnwise.types import (
     FinishReason,

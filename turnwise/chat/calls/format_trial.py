@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.chat.calls.format_words import DEFAULT, ONE_TOOL, FormatChoice, by_signs, choose_format, sign_order
 from turnwise.chat.calls.tool_format import is_taught, load_format
-from turnwise.chat.replies import fresh_mark, shared
+from turnwise.chat.control_tokens import fresh_mark, shared
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.knobs import is_plugin
 from turnwise.system.plugins import names_in

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.replies import stand_in_for, texts_in, with_texts
+from turnwise.chat.control_tokens import stand_in_for, texts_in, with_texts
 from turnwise.chat.spans import REPLY_ORIGIN, Characters
 from turnwise.chat.tokenizer import Encoding
 from turnwise.errors import TemplateError

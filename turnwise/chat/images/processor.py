@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.chat.control_tokens import shared
 from turnwise.chat.images.pixels import shown_size, unpack
-from turnwise.chat.replies import shared
 from turnwise.chat.tokenizer import Encoding, Tokenizer
 from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.ledger import Media

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.chat.calls.tool_format import ToolFormat
-from turnwise.chat.replies import fresh_mark
+from turnwise.chat.control_tokens import fresh_mark
 from turnwise.chat.template.message_forms import CallForm, ContentForm, ThoughtForm
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import TemplateError

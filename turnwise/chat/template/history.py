@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.chat.replies import fresh_mark, shared, with_texts
+from turnwise.chat.control_tokens import fresh_mark, shared, with_texts
 from turnwise.chat.template.chat_template import CallsHidden, ChatTemplate
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from turnwise.chat.images.blocks import MediaOf
 from turnwise.chat.renderer import Renderer
+from turnwise.chat.template.analysis import read_variables
 from turnwise.chat.template.trials import Course, Exchange, Tried, exchanges, play, try_out
-from turnwise.chat.template.words import read_variables
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role

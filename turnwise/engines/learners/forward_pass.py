@@ -15,7 +15,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
-from turnwise.engines.model.token_scores import token_logprobs
+from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.errors import EngineError
 
 EXACT_CHUNK = 1024

@@ -26,7 +26,7 @@ from turnwise.engines.model.policy_model import (
     layers_recomputed,
 )
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.engines.model.token_scores import token_scores
+from turnwise.engines.model.token_logprobs import token_scores
 from turnwise.engines.model.whole_rows import in_whole_rows
 from turnwise.errors import EngineError
 

@@ -15,7 +15,7 @@ from turnwise.engines.model.fused_stack import LayerWeights, StackPass, run_stac
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder, LoraLayer
 from turnwise.engines.model.policy_model import Attend, Mixing, ModelInputs, layers_recomputed
-from turnwise.engines.model.token_scores import token_scores
+from turnwise.engines.model.token_logprobs import token_scores
 from turnwise.errors import EngineError
 
 

@@ -209,7 +209,7 @@ def _ask(runs: Runs, name: str, make: Callable[[BoardRun], Any]) -> Response:
 def _add_findings(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs/{run}/spread")
     def spread(run: str) -> Response:
-        from turnwise.ext.board.spread import spread as make
+        from turnwise.ext.board.reward_spread import spread as make
 
         return _ask(runs, run, lambda it: it.kept("spread", lambda: make(it.table)))
 

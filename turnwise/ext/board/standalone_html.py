@@ -26,9 +26,9 @@ from turnwise.ext.board.health import health
 from turnwise.ext.board.images import image_bytes
 from turnwise.ext.board.presets import fields
 from turnwise.ext.board.probes import is_probe, probe, with_counterparts
+from turnwise.ext.board.reward_spread import spread
 from turnwise.ext.board.runs import BoardRun, Runs
 from turnwise.ext.board.sample_history import sample_history
-from turnwise.ext.board.spread import spread
 from turnwise.ext.board.table import NotThere, Table, listing, selection
 from turnwise.ext.board.tokens import tokens
 from turnwise.ext.board.tools import tools

@@ -18,7 +18,7 @@ from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.environments import Observation, Opening, play
 from turnwise.rollout.loops.loading import Loop
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.toolbox.toolbox import CLOSE_SECONDS
 from turnwise.system.plugins import load
 from turnwise.types import Message, Role, Sample

@@ -18,7 +18,7 @@ from turnwise.engines.samplers.endpoint import check_url
 from turnwise.errors import ConfigError, EpisodeError, PluginError
 from turnwise.rollout.environments import Observation, Opening
 from turnwise.rollout.openai_messages import assistant_entry
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.toolbox.schema import check_schema
 from turnwise.scoring.event_loop_resources import loop_resource
 from turnwise.system import time_budget

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnwise.errors import ConfigError, has_userinfo, one_line
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 
 
 class ServerSpec(BaseModel):

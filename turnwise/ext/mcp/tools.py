@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, one_line, unknown
 from turnwise.ext.mcp.answers import Incoming, first_problem, read_result
 from turnwise.ext.mcp.config import ServerSpec, read_entry
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.toolbox.options import OPTIONS, ToolOptions, with_options
 from turnwise.rollout.toolbox.schema import check_number
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession

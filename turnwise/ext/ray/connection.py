@@ -17,8 +17,8 @@ from turnwise.config import Config
 from turnwise.config.choices import ClusterName
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.ext.ray.config import RayConfig
-from turnwise.ext.ray.demand import Demand, Room, in_words, lay_out, sums
 from turnwise.ext.ray.ray_log import RayLog
+from turnwise.ext.ray.resource_needs import Demand, Room, in_words, lay_out, sums
 from turnwise.ext.ray.watchdog import SILENT_SECONDS, WATCH, Watchdog
 from turnwise.rollout.placement import Layout
 from turnwise.storage.run_dir import run_folder

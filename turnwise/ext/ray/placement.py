@@ -20,9 +20,9 @@ from turnwise.errors import ConfigError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, alone, check_address, cluster_connection, joined
-from turnwise.ext.ray.demand import SERVICES, check_gpus_here, demands, in_words, sums
 from turnwise.ext.ray.learner import ActorLearner
 from turnwise.ext.ray.learner_actor import LearnerActor, LearnerOrders
+from turnwise.ext.ray.resource_needs import SERVICES, check_gpus_here, demands, in_words, sums
 from turnwise.ext.ray.sampler_actor import SamplerFacts
 from turnwise.ext.ray.samplers import ClusterSamplers, open_samplers
 from turnwise.ext.ray.sandboxes import ClusterPool

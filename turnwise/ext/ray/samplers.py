@@ -16,10 +16,10 @@ from turnwise.engines.weight_updates import FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost, EpisodeError, WeightsSuperseded, one_line
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, NeedLost, Say, SearchPath, alone
-from turnwise.ext.ray.demand import demands, in_words
 from turnwise.ext.ray.learner import LearnerWeights
 from turnwise.ext.ray.learner_actor import StaleWeights
 from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcome
+from turnwise.ext.ray.resource_needs import demands, in_words
 from turnwise.ext.ray.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
 from turnwise.ext.servers.images import SentImages
 from turnwise.ext.servers.replicas import Replicas

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy
 from PIL import Image
 
-from turnwise.data.images.trail import Matrix, OriginCheck, composed, scaled, turned
+from turnwise.data.images.provenance import Matrix, OriginCheck, composed, scaled, turned
 from turnwise.ext.sandbox.inside.pixels import grey
 from turnwise.ext.sandbox.results import Box, InputImage, Picture, Provenance, Result
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from turnwise.data.images.trail import OriginCheck
+from turnwise.data.images.provenance import OriginCheck
 
 MAX_TEXT = 2_000_000
 """Characters of one text in a server's answer."""

@@ -35,7 +35,7 @@ from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replica, Replicas
 from turnwise.ext.servers.same_model import Sizes, sizes_of
 from turnwise.ext.servers.streamed import StreamedSampler
-from turnwise.storage.run_dir import SERVERS, run_folder
+from turnwise.storage.run_dir import SERVER_LOGS, run_folder
 from turnwise.system.addresses import is_loopback
 from turnwise.system.concurrency import gather_all
 from turnwise.system.folders import OwnFolder
@@ -248,7 +248,7 @@ class ServersOpener(GuestOpener):
                 self.replica(config, setup, name, url, config.engine.model, sizes)
                 for name, url in zip(names, addresses, strict=True)
             ]
-        logs = (run_folder() or OwnFolder("turnwise-servers-").path) / SERVERS  # outlive us, for who reads them
+        logs = (run_folder() or OwnFolder("turnwise-servers-").path) / SERVER_LOGS  # outlive us, for who reads them
         processes = [
             self.process(config, setup, f"server {number}", logs, devices, say)
             for number, devices in enumerate(self.devices(config))

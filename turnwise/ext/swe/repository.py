@@ -28,8 +28,8 @@ _FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
 _TOGETHER_SCRIPT = (_INSIDE / "tests_one_process.py").read_text()
 _PACKAGE = "turnwise.ext.swe.inside"
 _APART = (
-    "proxies", "copied_values", "marshalling", "swallowed", "link", "comparison_checks", "code_process", "held_files",
-    "outcomes", "tests_two_processes",
+    "proxies", "copied_values", "marshalling", "suppressed_errors", "rpc", "comparison_checks", "code_process",
+    "held_files", "outcomes", "tests_two_processes",
 )  # fmt: skip
 _SOURCES = [
     *([name, ""] for name in ("turnwise", "turnwise.ext", "turnwise.ext.swe", _PACKAGE)),

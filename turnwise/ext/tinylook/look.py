@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from turnwise.data.images.trail import IDENTITY, turned
+from turnwise.data.images.provenance import IDENTITY, turned
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.ext.tinylook.look_words import NOWHERE, SEEN, STEPS, TURNS, VIEW
 from turnwise.rollout.sample_images import as_result, find_picture, stretched

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from turnwise.chat.control_tokens import fresh_mark
 from turnwise.chat.images.blocks import images_in
 from turnwise.chat.renderer import CHATML, Renderer
-from turnwise.chat.replies import fresh_mark
 from turnwise.data.lint import faults
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import opener_of

@@ -13,7 +13,7 @@ from turnwise.config import Config
 from turnwise.config.knobs import is_plugin
 from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.extensions import named
-from turnwise.rollout.settings import keyword_options, read_files
+from turnwise.rollout.plugin_options import keyword_options, read_files
 from turnwise.system.plugins import LONGEST_NAME, adapted, load, load_module, names_in, unnamed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from turnwise.data.images.trail import composed
+from turnwise.data.images.provenance import composed
 from turnwise.errors import DataError, EpisodeError, ToolError
 from turnwise.rollout.openai_messages import data_url
 from turnwise.rollout.sample_images import MadeImage, opened, png_url, stretched, trail_in

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from turnwise.data.images.trail import IDENTITY, Trail, turned
+from turnwise.data.images.provenance import IDENTITY, Trail, turned
 from turnwise.errors import ToolError
 from turnwise.rollout.image_tools import ImageTool
 from turnwise.rollout.sample_images import SourceImage

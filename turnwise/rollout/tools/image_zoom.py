@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from turnwise.data.images.trail import Trail
+from turnwise.data.images.provenance import Trail
 from turnwise.errors import ToolError
 from turnwise.rollout.image_tools import ImageTool
 from turnwise.rollout.sample_images import SourceImage

@@ -11,7 +11,7 @@ from pydantic import Field
 from turnwise.chat.calls.reasoning import split_thoughts
 from turnwise.engines.samplers.endpoint import ChatEndpoint, check_url
 from turnwise.errors import ConfigError, EngineError, EpisodeError, ScoringFailed
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.users.user import Reply, UserContext, UserSession, UserTurn
 from turnwise.scoring.event_loop_resources import loop_resource
 from turnwise.scoring.judge.judge import LlmJudge

@@ -10,7 +10,7 @@ from turnwise.config import Config
 from turnwise.config.knobs import is_plugin
 from turnwise.errors import PluginError, TurnwiseError, nearest, unknown
 from turnwise.extensions import named
-from turnwise.rollout.settings import keyword_options, read_files
+from turnwise.rollout.plugin_options import keyword_options, read_files
 from turnwise.rollout.users.user import ClassUser, FunctionUser, User, is_user_class
 from turnwise.system.plugins import LONGEST_NAME, adapted, builtin, load, names_in, unnamed
 from turnwise.types import InteractionSpec, Role, Sample

@@ -12,7 +12,7 @@ from turnwise.scoring.scorer import Scorer
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.training.checks import check_enough_samples, check_training
 from turnwise.training.runs.python_arguments import check_given, describe
-from turnwise.training.runs.resume import existing_run
+from turnwise.training.runs.resume_config import existing_run
 from turnwise.types import Sample
 
 

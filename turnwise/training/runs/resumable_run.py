@@ -21,7 +21,7 @@ from turnwise.storage.lock import holding
 from turnwise.storage.run_dir import ABANDONED, CONFIG, METRICS, RunDir
 from turnwise.system.files import cannot
 from turnwise.system.stopping import first_signal
-from turnwise.training.runs.resume import changed_settings, existing_run, refuse_changes
+from turnwise.training.runs.resume_config import changed_settings, existing_run, refuse_changes
 from turnwise.training.runs.run import Run, printer
 
 S = TypeVar("S")

@@ -19,7 +19,7 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError, StorageError
 from turnwise.rollout.collector import Collected
 from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
-from turnwise.storage.chosen_policy import Evaluated, forget_best, keep_best, link_policy, read_best, ship
+from turnwise.storage.final_policy import Evaluated, forget_best, keep_best, link_policy, read_best, ship
 from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
 from turnwise.storage.status import State
@@ -28,7 +28,7 @@ from turnwise.training.engines import Engines
 from turnwise.training.replay_buffer import ReplayEntry, candidates, choose, renew
 from turnwise.training.runs.python_arguments import write_given
 from turnwise.training.runs.resumable_run import ResumableRun, open_run
-from turnwise.training.runs.resume import resume_command
+from turnwise.training.runs.resume_config import resume_command
 from turnwise.training.runs.state import Progress, RunState, read_state
 from turnwise.types import Group, Sample, Trajectory
 

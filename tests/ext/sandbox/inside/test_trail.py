@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.data.images.trail import IDENTITY, MAX_STEPS, Trail, scaled, turned
+from turnwise.data.images.provenance import IDENTITY, MAX_STEPS, Trail, scaled, turned
 from turnwise.ext.sandbox.inside.trail import short, shortened
 
 SIZE = (40, 30)

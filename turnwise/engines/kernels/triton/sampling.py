@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnwise.engines.kernels.triton.scores import CHUNK, RowSums, padded_chunks, scaled_logits
+from turnwise.engines.kernels.triton.logprobs import CHUNK, RowSums, padded_chunks, scaled_logits
 
 _STRIDE = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)

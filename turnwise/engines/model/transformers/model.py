@@ -33,7 +33,7 @@ from turnwise.engines.model.policy_model import (
     keep_tensor,
 )
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.engines.model.token_scores import token_scores
+from turnwise.engines.model.token_logprobs import token_scores
 from turnwise.engines.model.transformers.attention import CURRENT, OURS, AttentionWatch
 from turnwise.engines.model.transformers.probe import probe
 from turnwise.engines.model.transformers.weights import CheckpointNames

@@ -17,7 +17,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.attention import KEY_PAD, Chunk, Regime, cached_decode, cached_prefill, packed
 from turnwise.engines.model.config_fields import compressed_layers
 from turnwise.engines.model.policy_model import Attend, LayerCache
-from turnwise.engines.model.token_scores import LogitShape
+from turnwise.engines.model.token_logprobs import LogitShape
 from turnwise.engines.model.transformers.attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
 from turnwise.errors import EngineError, one_line
 

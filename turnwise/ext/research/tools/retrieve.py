@@ -16,7 +16,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.tools.tool import DEFAULT_CONCURRENCY, ToolContext, ToolSession
 from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import JsonSchema, ToolResult

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.ext.research.corpus.articles import Article, Corpus, open_corpus
-from turnwise.rollout.settings import read_settings
+from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.tools.tool import DEFAULT_CONCURRENCY, DEFAULT_TIMEOUT, ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult
 

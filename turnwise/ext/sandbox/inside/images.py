@@ -11,7 +11,7 @@ from os import O_CLOEXEC, O_CREAT, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_W
 from stat import S_ISREG
 from typing import Any
 
-from turnwise.data.images.trail import IDENTITY, Trail
+from turnwise.data.images.provenance import IDENTITY, Trail
 from turnwise.ext.sandbox.inside.arrays import trail_of_array
 from turnwise.ext.sandbox.inside.pixels import ImageRefused, Pixels, pixels_of_array, pixels_of_figure, pixels_of_image
 from turnwise.ext.sandbox.inside.trail import files, identity, mark, trail_of

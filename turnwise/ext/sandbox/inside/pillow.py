@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from turnwise.data.images.trail import IDENTITY, Matrix, Trail, scaled, turned
+from turnwise.data.images.provenance import IDENTITY, Matrix, Trail, scaled, turned
 from turnwise.ext.sandbox.inside.arrays import wrap_arrays
 from turnwise.ext.sandbox.inside.trail import ATTRIBUTE, files, mark, short, shortened, trail_of
 

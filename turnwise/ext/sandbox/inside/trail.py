@@ -7,7 +7,7 @@ from math import isfinite
 from os import stat, stat_result
 from typing import Any
 
-from turnwise.data.images.trail import UNKNOWN, Trail
+from turnwise.data.images.provenance import UNKNOWN, Trail
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 

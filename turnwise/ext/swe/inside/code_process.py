@@ -14,9 +14,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from turnwise.ext.swe.inside.link import Link
 from turnwise.ext.swe.inside.marshalling import Guard
 from turnwise.ext.swe.inside.proxies import FarObject
+from turnwise.ext.swe.inside.rpc import Link
 
 
 class CodeLink(Link):

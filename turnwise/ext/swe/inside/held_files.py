@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from turnwise.ext.swe.inside.link import Link
 from turnwise.ext.swe.inside.proxies import FarModule
+from turnwise.ext.swe.inside.rpc import Link
 
 _PICKLED = {
     "builtins": {"set", "frozenset", "bytearray", "complex", "range", "slice", "object"},

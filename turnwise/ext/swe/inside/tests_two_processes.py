@@ -22,11 +22,11 @@ from typing import Any
 from turnwise.ext.swe.inside import proxies
 from turnwise.ext.swe.inside.comparison_checks import doubt
 from turnwise.ext.swe.inside.held_files import HeldFiles
-from turnwise.ext.swe.inside.link import Link
 from turnwise.ext.swe.inside.marshalling import Guard
 from turnwise.ext.swe.inside.outcomes import with_pytest, with_unittest
 from turnwise.ext.swe.inside.proxies import FarModule, is_far
-from turnwise.ext.swe.inside.swallowed import may_swallow
+from turnwise.ext.swe.inside.rpc import Link
+from turnwise.ext.swe.inside.suppressed_errors import may_swallow
 
 _DECIDERS = frozenset({"unittest", "pytest", "_pytest", "pluggy", "doctest", "turnwise"})
 _CLOSED = (ModuleType, CodeType, FrameType, TracebackType, unittest.TestCase, unittest.TestResult)

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.chat.calls.tool_format import load_format
+from turnwise.chat.render_alignment import render_problem
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.token_walk import render_problem
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.config.check import DEFAULT

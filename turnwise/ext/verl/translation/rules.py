@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.ext.verl.translation import minor_rules as verl_smaller_rules
+from turnwise.ext.verl.translation import minor_rules
 from turnwise.ext.verl.translation.values import ACTOR, GROUPS, MODEL, ROLLOUT, TURNS, Flat, Rule, Unsupported, to
 
 KL_COEF = 0.001
@@ -241,7 +241,7 @@ def _budget(value: Any, all_: Flat) -> dict[str, Any] | str:
 
 
 RULES: dict[str, Rule] = {
-    **verl_smaller_rules.RULES,
+    **minor_rules.RULES,
     f"{MODEL}.path": to("model.path"),
     f"{MODEL}.trust_remote_code": to("model.trust_remote_code"),
     f"{MODEL}.lora_rank": to("learner.lora_rank"),

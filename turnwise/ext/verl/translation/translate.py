@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError, one_line, without_userinfo
 from turnwise.ext.verl.translation.minor_rules import RULES as SMALLER
 from turnwise.ext.verl.translation.minor_rules import SWITCHES, switched_off
 from turnwise.ext.verl.translation.rules import RULES
-from turnwise.ext.verl.translation.scripts import is_script, read_script
+from turnwise.ext.verl.translation.shell_scripts import is_script, read_script
 from turnwise.ext.verl.translation.values import Unsupported
 from turnwise.storage.transcript import visible
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from turnwise.chat.spans import Span
+from turnwise.chat.template.analysis import compared_words
 from turnwise.chat.template.chat_template import ChatTemplate
-from turnwise.chat.template.message_kinds import Kinds, Manner, MessageKind
 from turnwise.chat.template.reply_frame import Frame, Slot
-from turnwise.chat.template.words import compared_words
+from turnwise.chat.template.text_changes import Kinds, Manner, MessageKind
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import JsonSchema, Message, Role
 

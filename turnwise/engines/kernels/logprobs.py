@@ -23,9 +23,9 @@ def score_rows(logits: Tensor, targets: Tensor, temperature: float) -> Scores:
     one that is -inf all over, scores NaN.
     """
     if use_triton(logits):
-        from turnwise.engines.kernels.triton import scores as triton_scores
+        from turnwise.engines.kernels.triton import logprobs as triton_logprobs
 
-        return Scores(*triton_scores.score_rows(logits, targets, temperature))
+        return Scores(*triton_logprobs.score_rows(logits, targets, temperature))
     scaled = logits if temperature in (0.0, 1.0) else logits / torch.tensor(temperature, dtype=torch.float32)
     logp = torch.log_softmax(scaled, dim=-1)
     logprobs = logp.gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -47,10 +47,10 @@ def score_gradient(
     With p the probabilities, y the target and h the entropy: d logprob = [y] - p and d entropy = -p * (log p + h).
     """
     if use_triton(logits):
-        from turnwise.engines.kernels.triton import scores as triton_scores
+        from turnwise.engines.kernels.triton import logprobs as triton_logprobs
 
         pulls = (by_logprob, by_entropy)
-        return triton_scores.score_gradient(logits, targets, lse, entropies, *pulls, temperature, dtype)
+        return triton_logprobs.score_gradient(logits, targets, lse, entropies, *pulls, temperature, dtype)
     scale = temperature or 1.0
     logp = logits / scale - lse.unsqueeze(1)
     p = logp.exp()

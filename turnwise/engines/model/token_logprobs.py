@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.engines.kernels import products
 from turnwise.engines.kernels.dispatch import use_triton
-from turnwise.engines.kernels.scores import score_gradient, score_rows
+from turnwise.engines.kernels.logprobs import score_gradient, score_rows
 
 
 @dataclass(frozen=True, slots=True)

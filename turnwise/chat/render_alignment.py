@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from turnwise.chat.replies import shared
+from turnwise.chat.control_tokens import shared
 from turnwise.types import Ledger, Origin, StopReason, Trajectory
 
 SHOWN = 60

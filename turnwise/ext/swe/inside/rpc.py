@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from turnwise.ext.swe.inside.marshalling import FarFailure, Guard, Lost, Packing
-from turnwise.ext.swe.inside.swallowed import is_verdict
+from turnwise.ext.swe.inside.suppressed_errors import is_verdict
 
 _SIZE = struct.Struct(">Q")
 _MOST = 64 << 20
