@@ -73,6 +73,8 @@ BUILTIN: dict[str, str] = {
     "interaction": "turnwise.scoring.episode_scores:interaction",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
+ASK_A_JUDGE = ("judge", "tapo")
+"""Built-in scorers that send episodes to a judge, whose address the environment names where no option does."""
 
 
 def builtin_scorers() -> dict[str, str]:

@@ -169,6 +169,13 @@ def names_in(package: str) -> list[str]:
     return sorted(entry.name for entry in pkgutil.iter_modules(module.__path__) if not entry.name.startswith("_"))
 
 
+def plain_options(package: str, name: str) -> frozenset[str]:
+    """Options of a built-in plug-in that lead nowhere, as its own file declares them; none where it declares none."""
+    if name not in names_in(package):
+        return frozenset()
+    return frozenset(getattr(importlib.import_module(f"{package}.{name}"), "PLAIN_OPTIONS", ()))
+
+
 def builtin(
     package: str,
     name: str,

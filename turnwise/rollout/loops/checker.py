@@ -15,6 +15,8 @@ SYSTEM = (
 VIEW = "The task:\n{question}\n\nThe answer to check:\n{answer}"
 REPLY = "Somebody checked your answer and found a mistake:\n{review}\n\nAnswer again."
 NAME = "checker"
+PLAIN_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
+"""Options that name no code, file or address: a run that somebody sent may set them."""
 ARTIFACT = "checks"
 """Where a trajectory keeps the verdicts, in order: correct, incorrect, or none when the review gives none."""
 _VERDICT = re.compile(r"verdict\W{0,8}(in)?correct\b", re.IGNORECASE)

@@ -10,6 +10,8 @@ FEEDBACK = "Are you sure? Can you write Python code to verify?"
 TERMINATE = "Thank you."
 READS = ()
 """Of a row's interaction_kwargs."""
+PLAIN_OPTIONS = ("feedback_message", "max_turns", "terminate_message")
+"""Options that name no code, file or address: a run that somebody sent may set them."""
 
 
 async def code_verify(

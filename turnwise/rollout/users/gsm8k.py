@@ -15,6 +15,8 @@ WRONG_STEP = "Your response is incorrect! The step {step} is not right. Go throu
 LAST_TRY = " This is your last try."
 READS = ()
 """Of a row's interaction_kwargs."""
+PLAIN_OPTIONS = ("hints", "tries")
+"""Options that name no code, file or address: a run that somebody sent may set them."""
 LONGEST_READ = 10_000
 """Characters of an answer in which steps are looked for, from its end."""
 _NUMBER = r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?"

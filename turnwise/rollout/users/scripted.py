@@ -17,6 +17,8 @@ from turnwise.types import FinishReason, StopReason, Trajectory, Turn, is_right
 WHO = "interaction 'scripted'"
 RIGHT_BY = ("gsm8k", "gsm8k_strict", "gsm8k_flexible", "exact_match", "text_match", "search_qa", "math")
 """Scorers that compare an answer with the ground truth and reach for nothing else."""
+PLAIN_OPTIONS = ("turns", "right_by")
+"""Options that name no code, file or address: a run that somebody sent may set them."""
 MOST_TURNS = 1000
 LONGEST_READ = 100_000
 """Characters of an answer that conditions look at, from its end."""

@@ -22,22 +22,17 @@ from turnwise.engines.model.hub import is_hub_id
 from turnwise.errors import ConfigError, DataError
 from turnwise.extensions import named, reaching
 from turnwise.scoring.client_options import declared_options
-from turnwise.scoring.scorer import builtin_scorers
+from turnwise.scoring.scorer import ASK_A_JUDGE, builtin_scorers
 from turnwise.storage.configs import read_config
 from turnwise.storage.images.copies import is_kept
 from turnwise.storage.run_dir import CONFIG, RunDir
+from turnwise.system.plugins import names_in, plain_options
 from turnwise.types import Sample
 
 FLAG = "--trust-run"
 MOST_NAMED = 6
 LONGEST = 300
-_SCORERS_ELSEWHERE = ("judge", "tapo")
-"""Built-in scorers that send episodes to a judge, whose address the environment names where no option does."""
-_PLAIN_AGENT_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
-"""Options of loops that name neither code nor an address, whichever loop is set: rows may name another one."""
-_PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
-_PLAIN_OPTIONS = {"scripted": frozenset({"turns", "right_by"})}
-"""Built-in interactions, and options of one, that name neither a file nor an address."""
+_LOOPS, _USERS = "turnwise.rollout.loops", "turnwise.rollout.users"
 
 
 def check_run(run: RunDir, *, trusted: bool) -> None:
@@ -117,7 +112,9 @@ def _data(data: DataConfig, place: Path) -> Iterator[tuple[str, Any]]:
 
 def _agent_options(config: Config) -> Iterator[tuple[str, Any]]:
     rollout, in_files = config.rollout, any(value_of(config, key) for key in named("loop_files"))
-    plain = () if in_files or is_plugin(rollout.agent or "") else _PLAIN_AGENT_OPTIONS
+    # Whichever loop is set: rows may name another one.
+    plain = frozenset[str]().union(*(plain_options(_LOOPS, name) for name in names_in(_LOOPS)))
+    plain = frozenset() if in_files or is_plugin(rollout.agent or "") else plain
     options = rollout.agent_options
     yield from ((f"rollout.agent_options.{name}", options[name]) for name in options if name not in plain)
 
@@ -128,8 +125,8 @@ def _interaction(config: Config) -> Iterator[tuple[str, Any]]:
     if in_files or is_plugin(rollout.interaction or ""):
         if options:
             yield "rollout.interaction_kwargs", options
-    elif rollout.interaction not in (None, *_PLAIN_INTERACTIONS):
-        plain = _PLAIN_OPTIONS.get(str(rollout.interaction), frozenset())
+    elif rollout.interaction is not None:
+        plain = plain_options(_USERS, rollout.interaction)
         yield from ((f"rollout.interaction_kwargs.{name}", options[name]) for name in options if name not in plain)
 
 
@@ -169,7 +166,7 @@ def _plugin_of(sample: Sample) -> str | None:
 
 def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
     for source, name in scoring.scorers.items():
-        if name not in builtin_scorers() or name in _SCORERS_ELSEWHERE:
+        if name not in builtin_scorers() or name in ASK_A_JUDGE:
             yield f"scoring.scorers.{source}", name
     ours = all(
         name in builtin_scorers() for name in scoring.scorers.values()
