@@ -11,7 +11,9 @@ from model_table import build, trl_templates
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.chat import formats
 from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.data.task_config import compose
 from turnwise.errors import TemplateError
@@ -190,3 +192,18 @@ def test_a_run_with_tools_is_refused_before_a_model_is_loaded_and_one_without_is
         _prepare(folder, "rollout.tools=[calculate]")
     assert _prepare(folder, "rollout.tools=[]").renderer is not None
     assert _prepare(folder, "rollout.tools=[calculate]", "chat.tool_format=calculator").renderer is not None
+
+
+def test_a_new_format_is_one_file_in_the_folder(
+    made: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no line of a table: a template that writes its calls is enough to find it."""
+    tags = (("<tool_call>", "<plus_call>"), ("</tool_call>", "</plus_call>"))
+    text = Path(hermes.__file__).read_text()
+    for old, new in tags:
+        text = text.replace(old, new)
+    (tmp_path / "plus_signs.py").write_text(text)
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+    tokenizer = Tokenizer(made(chatml("<plus_call>\n" + JSON + "\n</plus_call>")))
+    found = find_format(None, tokenizer, {})
+    assert (found.name, found.reason, found.problem) == ("plus_signs", BY_TRIAL, None)
