@@ -79,7 +79,8 @@ class Run:
     def ratio(self, *ours: str) -> None:
         """Of the last line to lines before."""
         last = list(self.found.values())[-1]
-        print("  " + "; ".join(f"{last / self.found[name]:.0f} times `{name}`" for name in ours))
+        times = {name: f"{last / self.found[name]:.0f}" if self.found[name] else "?" for name in ours}
+        print("  " + "; ".join(f"{number} times `{name}`" for name, number in times.items()))
 
 
 def p99(values: list[float]) -> float:

@@ -107,7 +107,7 @@ def test_a_failure_after_the_sampler_closes_it(monkeypatch: pytest.MonkeyPatch) 
         opened(body=fail)
     for capabilities, words in (
         (Capabilities(Logprobs.NONE, frozenset({FullWeights})), "training needs log-probs"),
-        (Capabilities(Logprobs.SCALED, frozenset({Adapter})), "engine=mine.py:X takes Adapter"),
+        (Capabilities(Logprobs.SCALED, frozenset({Adapter})), "engine=mine.py:X takes: Adapter"),
     ):
         with pytest.raises(ConfigError, match=words):
             check_trainable("mine.py:X", capabilities, lora=False)

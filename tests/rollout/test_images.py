@@ -189,7 +189,7 @@ def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(
 REWRITES = made.QWEN_TEMPLATE.replace(
     "{%- for message in messages -%}",
     "{%- for message in messages -%}{%- if message.role == 'assistant' and not loop.last -%}<|im_start|>assistant\n"
-    "{{ (rollout(message.content)).split('</think>')[-1] }}<|im_end|>\n{%- else -%}",
+    "{{ (show(message.content)).split('</think>')[-1] }}<|im_end|>\n{%- else -%}",
 ).replace("<|im_end|>\n{% endfor -%}\n{%- if add", "<|im_end|>\n{% endif %}{% endfor -%}\n{%- if add")
 
 
@@ -296,7 +296,7 @@ def test_a_tools_frame_stands_around_its_words_and_images(rollouts: Any, seeing:
 
 def test_a_template_that_shows_no_images_of_tools_leaves_a_note_in_their_place(rollouts: Any, seeing: Seeing) -> None:
     deaf = made.QWEN_TEMPLATE.replace(
-        "<tool_response>\n{{ rollout(message.content) }}",
+        "<tool_response>\n{{ show(message.content) }}",
         "<tool_response>\n{{ message.content if message.content is string else message.content[0].text }}",
     )
     renderer = seeing("qwen2_5_vl", template=deaf)

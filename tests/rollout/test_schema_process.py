@@ -114,6 +114,7 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name_on_one_line(parameters,
 
 
 def test_a_large_schema_that_takes_too_long_to_read_is_refused(monkeypatch):
+    monkeypatch.setattr("turnwise.rollout.toolbox.schema_process.SECONDS", 10.0)  # CPU time, on a busy machine too
     large = of(**{f"p{i}": {"type": "string", "minLength": 1} for i in range(3_000)})
     ArgumentChecker.of(schema(of(**{f"p{i}": {"type": "string"} for i in range(500)})), "look")
     monkeypatch.setattr("turnwise.rollout.toolbox.schema_process.SECONDS", 1e-5)

@@ -81,5 +81,5 @@ def test_an_extension_brings_users_by_name(rollouts, monkeypatch):
 
 def test_an_extension_brings_no_user_of_a_name_that_is_taken(monkeypatch):
     monkeypatch.setattr(extensions, "OURS", {"shop": Extension(users={"gsm8k": f"{ME}:patient"})})
-    with pytest.raises(PluginError, match="its users have 'gsm8k', which Turnwise itself has"):
+    with pytest.raises(PluginError, match="'gsm8k' in its users is already used by Turnwise itself"):
         Users(Config()).get("gsm8k")

@@ -156,7 +156,7 @@ def test_a_user_that_fails_at_the_start_is_refused_by_check_and_run_alike(tmp_pa
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("training.group_size=1", "a group of 1 has none"),
+        ("training.group_size=1", "a group of 1 has no others"),
         ("algorithm.overlong_tokens=5", "rollout.max_tokens, which is not set"),
         ("training.minibatches=100000", "a step has 192 episodes"),
         ("training.groups=33", "33 samples cannot be made from 32"),

@@ -43,6 +43,8 @@ for name, text in sources:
     exec(compile(text, name, "exec"), vars(module))"""
 """Makes the driver's modules of their texts: the project itself is not in the sandbox."""
 _APART_SCRIPT = f"{_STUB}\nsys.modules['{_PACKAGE}.tests_two_processes'].main(sources, {_STUB!r})"
+OWN_SECONDS = 30.0
+"""What our own commands in a session may take: a busy machine starts the first one slowly."""
 _ANSWER_CHARS = 4_000_000
 """Of what our own script prints, changed files included."""
 CONTROLS = frozenset({
@@ -308,16 +310,16 @@ def _passed(ran: Ran, secret: str, names: Sequence[str]) -> set[str]:
 
 async def place(session: ShellSession, files: Mapping[str, str | None]) -> None:
     """Put files into the session's repository."""
-    created = await session.run("mkdir -p repo")
+    created = await session.run("mkdir -p repo", seconds=OWN_SECONDS)
     answer = await _script(session, {"do": "place", "root": ROOT, "files": dict(files)})
     if not created.fine or "refused" in answer:
-        raise SandboxLost(f"the repository could not be put in place: {answer.get('refused', created.output)}")
+        raise SandboxLost(f"the repository could not be put in place: {answer.get('refused', words(created))}")
 
 
 async def _script(session: ShellSession, order: dict[str, Any]) -> dict[str, Any]:
     """Our own script about files, inside; what it says is the session's word."""
     argv = ("python", "-I", "-S", "-B", "-c", _FILES_SCRIPT)
-    ran = await session.run(argv=argv, stdin=json.dumps(order).encode(), seconds=30, output=_ANSWER_CHARS)
+    ran = await session.run(argv=argv, stdin=json.dumps(order).encode(), seconds=OWN_SECONDS, output=_ANSWER_CHARS)
     try:
         answer = json.loads(ran.output) if ran.fine else None
     except ValueError:
