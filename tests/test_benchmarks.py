@@ -27,13 +27,15 @@ SMALL = {
     "train_cpu": ["--steps", "1", "--prompts", "2", "--siblings", "2", "--threads", "1"],
 }
 """What makes each of them small."""
+DEAR = ("learner", "sandbox", "train_cpu")
+"""Three quarters of a minute each however small: peers are imported and warmed up."""
 
 
 def test_every_benchmark_is_tried():
     assert sorted(SMALL) == sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in DEAR)) for name in SMALL])
 def test_a_benchmark_ends_in_figures(name: str, tmp_path: Path):
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALL[name]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
