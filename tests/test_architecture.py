@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -162,6 +163,13 @@ def test_an_extension_is_a_leaf_with_its_own_tests_docs_and_purpose():
     assert [name for name in folders if name not in pages] == []
     purposes = {name: ast.get_docstring(TREES[PACKAGE / "ext" / name / "__init__.py"]) or "" for name in folders}
     assert [name for name, text in purposes.items() if len(text.split()) < 5] == []
+
+
+def test_what_a_message_or_page_says_to_install_is_an_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = {path: path.read_text() for path in [*FILES, ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
+    named = {extra for text in texts.values() for extra in re.findall(r"turnwise\[([a-z_]+)\]", text)}
+    assert len(named) > 8 and named <= extras.keys()
 
 
 def test_the_loop_loads_no_guest():

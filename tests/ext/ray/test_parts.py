@@ -422,7 +422,7 @@ def test_without_ray_there_is_one_clear_line(tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; from turnwise.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "eval", "cluster=ray", "eval.samples=1"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert found.returncode == 2 and "pip install 'turnwise[cluster]'" in found.stderr
+    assert found.returncode == 2 and "pip install 'turnwise[ray]'" in found.stderr
     assert "Traceback" not in found.stderr and list(tmp_path.iterdir()) == []
 
 

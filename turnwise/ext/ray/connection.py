@@ -42,7 +42,7 @@ def load_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError(f"cluster=ray needs Ray: pip install 'turnwise[cluster]' ({one_line(error)})") from error
+        raise ConfigError(f"cluster=ray needs Ray: pip install 'turnwise[ray]' ({one_line(error)})") from error
 
 
 class NeedLost(EngineLost):

@@ -68,7 +68,7 @@ class RayPlacement:
         """Also that Ray is there, and that what it is asked for can be."""
         config, ray = self.config, self._ray
         if find_spec("ray") is None:
-            raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
+            raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[ray]'")
         check_address(ray.address)
         check_gpus_here(config, training=training)
         opener = opener_of(config)

@@ -31,7 +31,7 @@ class OpenAIClient:
             from turnwise.ext.sdk_agents import command_agent
             from turnwise.ext.sdk_agents.client_loop import ClientLoop
         except ModuleNotFoundError as error:
-            raise ConfigError(f"sdk_agents.client needs {error.name}: pip install turnwise[server]") from error
+            raise ConfigError(f"sdk_agents.client needs {error.name}: pip install 'turnwise[sdk_agents]'") from error
         if spec.startswith(command_agent.PREFIX):
             return ClientLoop(command_agent.command_agent(spec, options.client_env), spec)
         client = load(spec, "client")
