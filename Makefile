@@ -24,7 +24,7 @@ ifeq ($(LOCKED),)
 	$(INSTALL) --editable ".[dev]"
 else
 	$(INSTALL) --require-hashes --no-deps --requirement .ci/build.txt
-	$(INSTALL) --require-hashes --no-deps --no-build-isolation --requirement .ci/requirements.txt
+	$(INSTALL) --no-compile --require-hashes --no-deps --no-build-isolation --requirement .ci/requirements.txt
 	$(INSTALL) --no-build-isolation --editable ".[dev]"
 endif
 	@touch $(STAMP)
