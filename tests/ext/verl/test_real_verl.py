@@ -19,12 +19,11 @@ PREPARE = """
 import asyncio, importlib, json, os, sys
 from pathlib import Path
 REAL, folder = sys.argv[1], Path(sys.argv[3])
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parents[1])]  # tests/ext/verl, and tests for what all share
 from rich.console import Console
 from turnwise import configure, evaluate
 from turnwise.system.plugins import load, load_module
 from turnwise.ext.verl.tools import function_tools, verl_tool
-from turnwise.rollout.toolbox.options import ToolOptions
 from turnwise.config.choices import Lifecycle
 from tiny_recipe import make_tokenizer
 import test_dataset, test_loops, test_rewards
@@ -63,7 +62,7 @@ kind = load(write("checker.py", shared.LEGACY) + ":Checker", "tool")
 from verl.tools.base_tool import BaseTool
 assert issubclass(kind, BaseTool) and BaseTool.__module__ == "verl.tools.base_tool"
 for lifecycle, scores in ((Lifecycle.per_call, [0.0, 0.0]), (Lifecycle.per_trajectory, [0.0, -0.05])):
-    tool = verl_tool(kind, {"type": "native"}, shared.SCHEMA, ToolOptions(lifecycle=lifecycle))
+    tool = verl_tool(kind, {"type": "native"}, shared.SCHEMA).with_lifecycle(lifecycle)
     assert tool.schema == shared.SCHEMA
     given = shared.context(create_kwargs={"ground_truth": "42"})
     replies = asyncio.run(shared.played(tool, given, {"answer": "42"}, {"answer": "42"}))
@@ -72,7 +71,7 @@ for lifecycle, scores in ((Lifecycle.per_call, [0.0, 0.0]), (Lifecycle.per_traje
     "verl's own GSM8K tool": """
 need("verl.tools.gsm8k_tool")
 kind = load("verl.tools.gsm8k_tool.Gsm8kTool", "tool")
-tool = verl_tool(kind, {"type": "native"}, shared.SCHEMA, ToolOptions(lifecycle=Lifecycle.per_trajectory))
+tool = verl_tool(kind, {"type": "native"}, shared.SCHEMA).with_lifecycle(Lifecycle.per_trajectory)
 replies = asyncio.run(shared.played(
     tool, shared.context(create_kwargs={"ground_truth": "18"}), {"answer": "17"}, {"answer": "18"}, {"answer": "18"}))
 assert [reply.text for reply in replies][-1].startswith("Current parsed answer='18' reward=1.0"), replies
@@ -176,7 +175,8 @@ for length in (5, 7, 9):
 """,
     "the rules of reward functions": """
 import contextlib, io
-from turnwise.ext.verl.stand_ins import reward_dapo, reward_gsm8k, reward_math, reward_search
+from turnwise.ext.verl.stand_ins.rewards import dapo as reward_dapo, gsm8k as reward_gsm8k
+from turnwise.ext.verl.stand_ins.rewards import math as reward_math, search as reward_search
 rules = "verl.utils.reward_score."
 real = {one: need(rules + one) for one in ("gsm8k", "math_reward", "math_dapo", "search_r1_like_qa_em")}
 texts = ["#### 42", "#### -1,234.5 .", "no number . ,", "####5", "it is 1,234", "#### $5", "." * 9]
