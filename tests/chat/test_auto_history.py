@@ -7,7 +7,7 @@ import pytest
 from chat_families import SCHEMA, TEMPLATES, Talk
 from public_templates import save_tokenizer
 
-from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.template.history_forecast import TemplateForecast, forecast

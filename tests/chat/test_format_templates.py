@@ -9,7 +9,7 @@ from chat_families import CHATML, Talk, _byte_level
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.format_words import by_signs, choose_format
 from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.renderer import CallForm, Renderer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from model_table import TASKS, course, main
-from test_format_trial import WRITTEN, chatml
+from test_detect_format import WRITTEN, chatml
 
 THOUGHTLESS = chatml(WRITTEN["hermes"]).replace(
     "{{ m.content or '' }}", "{{ (m.content or '').split('</think>')[-1] }}"

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import turnwise as tw
-from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.tool_format import can_write, load_format
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer

@@ -151,7 +151,7 @@ def test_an_image_that_there_is_not_is_told(which: object) -> None:
 PRELUDE = "from PIL import Image, ImageDraw, ImageOps\n"
 FORGED = """
 import sys
-trail = sys.modules['turnwise.ext.sandbox.inside.trail']
+trail = sys.modules['turnwise.ext.sandbox.inside.image_trails']
 class Told(trail.Trail):
     def report(self, size):
         return {'source': 'canvas_0.png', 'box': [150, 40, 190, 60], 'frame': None, 'steps': []}

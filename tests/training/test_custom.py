@@ -14,7 +14,7 @@ from turnwise.engines.learners.objective import Objective
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
 from turnwise.training.checks import check_training
-from turnwise.training.custom_functions import check_choices
+from turnwise.training.custom_advantage import check_choices
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT
 

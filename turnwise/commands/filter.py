@@ -40,7 +40,7 @@ def _episodes(files: Iterable[Path]) -> "Iterator[Trajectory]":
 
 def run(args: argparse.Namespace) -> int:
     """Rows are written as they were read; what was dropped is counted."""
-    from turnwise.data.from_samples import to_values
+    from turnwise.data.sample_to_row import to_values
     from turnwise.data.write import write_rows
     from turnwise.reports.filter import Sieve, measure, trajectory_files
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from turnwise.data.task_config import compose
     from turnwise.reports.replay import Edit, Recorded, replay, replay_config
-    from turnwise.storage.differences import shown
+    from turnwise.storage.episode_differences import shown
     from turnwise.storage.run_dir import RunDir
     from turnwise.system.stopping import run_stoppable
     from turnwise.training.runs.trust import check_run, check_sample, check_trust

@@ -116,7 +116,7 @@ class Ship(enum.Enum):
 
 
 class Advantage(enum.StrEnum):
-    """What a reward is compared with; `module:function` is one of your own (training/custom_functions.py)."""
+    """What a reward is compared with; `module:function` is one of your own (training/custom_advantage.py)."""
 
     gae = "gae"
     """A critic's value of every token, by generalised advantage estimation."""
@@ -144,7 +144,7 @@ class Credit(enum.Enum):
 class PolicyLoss(enum.StrEnum):
     """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update.
 
-    `module:function` is one of your own (training/custom_functions.py).
+    `module:function` is one of your own (training/custom_advantage.py).
     """
 
     ppo_clip = "ppo_clip"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from turnwise import extensions
-from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.format_words import FormatChoice
 from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.images.processor import ImageProcessor, NotShown, find_image_processor

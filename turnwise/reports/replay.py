@@ -26,7 +26,7 @@ from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import open_context, prepare
 from turnwise.scoring.scorer import apply
 from turnwise.storage.checkpoints import MANIFEST
-from turnwise.storage.differences import Differences, differences
+from turnwise.storage.episode_differences import Differences, differences
 from turnwise.storage.images.copies import check_kept
 from turnwise.storage.run_dir import REPLAY, REUSED, TRAINED, RunDir
 from turnwise.storage.trajectories.files import read_trajectories

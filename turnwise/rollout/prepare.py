@@ -21,7 +21,7 @@ from turnwise.data.files import Split
 from turnwise.data.images.cells import ImageCells
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
-from turnwise.data.program_samples import program_samples
+from turnwise.data.python_samples import program_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.data.task import known_scorers, load_task, rows_of

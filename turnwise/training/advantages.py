@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from turnwise.config.choices import Advantage, Credit
 from turnwise.config.knobs import is_plugin
 from turnwise.errors import ConfigError, DataError
-from turnwise.training import custom_functions
+from turnwise.training import custom_advantage
 from turnwise.training.packing import gather, write
 from turnwise.training.sequences import LEFT_OUT, Floats, TrainSequence
 
@@ -167,7 +167,7 @@ def assign(
 ) -> dict[str, float]:
     """Write advantages (and returns, where tokens have their own) into the sequences; returns the step's metrics.
 
-    `advantage` is a name of choices.Advantage, or a function as custom_functions.py describes it. `whitened` is gae's:
+    `advantage` is a name of choices.Advantage, or a function as custom_advantage.py describes it. `whitened` is gae's:
     advantages with mean 0 and variance 1 over the batch. `baselines` is remax's: the greedy reward of each group, None
     where the greedy rollout failed. Sequences left out get zeros; drop them with `sequences.trainable` before packing.
     """
@@ -243,13 +243,13 @@ def _write_group(episodes: list[_Episode], advantage: Advantage) -> int:
 
 
 def _write_custom(episodes: list[_Episode], name: str) -> dict[str, float]:
-    batch = custom_functions.AdvantageBatch(
+    batch = custom_advantage.AdvantageBatch(
         rewards=np.array([episode.score for episode in episodes], dtype=np.float64),
         groups=np.array([episode.group for episode in episodes], dtype=np.int64),
         lengths=np.array([episode.tokens for episode in episodes], dtype=np.int64),
         turns=np.concatenate([episode.row("turns") for episode in episodes]).astype(np.int64),
     )
-    _write_all(episodes, custom_functions.advantages(name, batch))
+    _write_all(episodes, custom_advantage.advantages(name, batch))
     return _metrics(episodes)
 
 

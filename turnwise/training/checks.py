@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared
 from turnwise.training.advantages import check
-from turnwise.training.custom_functions import check_choices
+from turnwise.training.custom_advantage import check_choices
 from turnwise.training.optimise import beside_policy
 from turnwise.training.staleness import check_correction
 

@@ -72,7 +72,7 @@ HONEST = {
 }
 LIE = """
 import sys
-trail = sys.modules['turnwise.ext.sandbox.inside.trail']
+trail = sys.modules['turnwise.ext.sandbox.inside.image_trails']
 def pretend(image, box, frame=None, source='scene.png'):
     made = trail.Trail(source, (320, 240), (1, 0, box[0], 0, 1, box[1]), (('crop', {'box': list(box)}),))
     class Told(trail.Trail):

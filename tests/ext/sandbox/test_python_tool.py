@@ -148,7 +148,7 @@ def test_images_come_in_by_name_and_their_provenance_is_recorded(
 LIE = """
 import sys
 from PIL import Image
-trail = sys.modules['turnwise.ext.sandbox.inside.trail']
+trail = sys.modules['turnwise.ext.sandbox.inside.image_trails']
 blank = Image.new('RGB', (30, 30), 'blue')
 trail.mark(blank, trail.Trail('cat.png', (40, 30), (0.5, 0, 0, 0, 0.5, 0), (('crop', {'box': [0, 0, 15, 15]}),)))
 show(blank)

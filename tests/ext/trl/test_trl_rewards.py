@@ -10,8 +10,8 @@ from rich.console import Console
 
 from turnwise import evaluate
 from turnwise.config import ScoringConfig
-from turnwise.data.from_samples import to_values
 from turnwise.data.rows import as_row
+from turnwise.data.sample_to_row import to_values
 from turnwise.data.samples import to_sample
 from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed

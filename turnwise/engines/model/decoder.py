@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.model import huggingface_folder
+from turnwise.engines.model.batch_invariant import in_whole_rows
 from turnwise.engines.model.huggingface_folder import DecoderConfig, Fused, RopeConfig
 from turnwise.engines.model.policy_model import (
     Attend,
@@ -27,7 +28,6 @@ from turnwise.engines.model.policy_model import (
 )
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_logprobs import token_scores
-from turnwise.engines.model.whole_rows import in_whole_rows
 from turnwise.errors import EngineError
 
 ROPE_CHUNK = 1024

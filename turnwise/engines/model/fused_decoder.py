@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from turnwise.engines.kernels.products import invariant_linear, linear
+from turnwise.engines.kernels.linear import invariant_linear, linear
 from turnwise.engines.kernels.rows import Rotation, add_rms_norm, rotate, swiglu
 from turnwise.engines.model.decoder import PLAIN, ROPE_CHUNK, Decoder, Layer, rope_angles
 from turnwise.engines.model.fused_stack import LayerWeights, StackPass, run_stack

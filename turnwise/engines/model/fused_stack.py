@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from turnwise.engines.kernels.products import invariant_linear, linear
+from turnwise.engines.kernels.linear import invariant_linear, linear
 from turnwise.engines.kernels.row_gradients import (
     added_up,
     head_parts,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from turnwise.engines.kernels import products
 from turnwise.engines.kernels.dispatch import use_triton
+from turnwise.engines.kernels.linear import invariant_linear, linear
 from turnwise.engines.kernels.logprobs import score_gradient, score_rows
 
 
@@ -231,7 +231,7 @@ class _KernelScores(torch.autograd.Function):
             if to_weight is not None and wide == hidden.dtype:
                 to_weight.addmm_(to_logits.t(), hidden[part])
             elif to_weight is not None:
-                to_weight.add_(products.linear(to_logits.t(), hidden[part].t(), out_dtype=wide))
+                to_weight.add_(linear(to_logits.t(), hidden[part].t(), out_dtype=wide))
             if to_bias is not None:
                 to_bias.add_(to_logits.sum(0, dtype=torch.float32))
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
@@ -244,5 +244,5 @@ def _part(gradient: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _wide_logits(hidden: Tensor, head: Tensor, bias: Tensor | None, shape: LogitShape, invariant: bool) -> Tensor:
-    product = products.invariant_linear if invariant else products.linear
+    product = invariant_linear if invariant else linear
     return shape.apply(product(hidden, head, bias, out_dtype=torch.float32))

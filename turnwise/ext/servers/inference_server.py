@@ -12,7 +12,7 @@ from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.servers.client import ServerClient, server_address
 from turnwise.ext.servers.process import POLL_SECONDS, ServerProcess
 from turnwise.ext.servers.same_model import Sizes
-from turnwise.ext.servers.streamed import StreamedSampler
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.types import FinishReason
 
 HEALTH_SECONDS = 10.0

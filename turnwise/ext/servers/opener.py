@@ -34,7 +34,7 @@ from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replica, Replicas
 from turnwise.ext.servers.same_model import Sizes, sizes_of
-from turnwise.ext.servers.streamed import StreamedSampler
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.storage.run_dir import SERVER_LOGS, run_folder
 from turnwise.system.addresses import is_loopback
 from turnwise.system.concurrency import gather_all

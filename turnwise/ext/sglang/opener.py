@@ -10,7 +10,7 @@ from turnwise.engines.opener import Say
 from turnwise.ext.servers.config import ServersConfig
 from turnwise.ext.servers.opener import ReplicaSetup, ServersOpener
 from turnwise.ext.servers.process import ServerProcess
-from turnwise.ext.servers.streamed import StreamedSampler
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.ext.sglang.server import SCALING, SglangServer, sglang_command
 
 

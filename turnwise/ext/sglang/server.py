@@ -10,7 +10,7 @@ from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.ext.servers.same_model import refuse_other, sizes_of
-from turnwise.ext.servers.streamed import StreamPiece, StreamRequest
+from turnwise.ext.servers.streamed_sampler import StreamPiece, StreamRequest
 
 PROBED_TEMPERATURE = 100.0
 """Where the likeliest token is hardly likelier than any other, if log-probs are those of the scaled distribution."""

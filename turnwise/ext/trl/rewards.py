@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.data.from_samples import to_values
+from turnwise.data.sample_to_row import to_values
 from turnwise.data.samples import PLAIN_PROMPT
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
 from turnwise.scoring.runners.batch import BatchFunction, in_thread

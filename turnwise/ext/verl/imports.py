@@ -33,7 +33,7 @@ SERVED = {
         "verl.interactions.utils.interaction_registry", "verl.interactions.gsm8k_interaction",
         "verl.interactions.weather_interaction",
     ),
-    "small_parts": (
+    "verl_utils": (
         "verl.utils", "verl.utils.rollout_trace", "verl.utils.fs", "verl.utils.tokenizer", "verl.utils.profiler",
         "verl.utils.profiler.performance", "verl.utils.ray_utils", "verl.experimental.agent_loop.utils",
     ),

@@ -15,7 +15,7 @@ from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, one_line
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import FINISH
-from turnwise.ext.servers.streamed import StreamedSampler, StreamPiece, StreamRequest
+from turnwise.ext.servers.streamed_sampler import StreamedSampler, StreamPiece, StreamRequest
 
 EXTENSION = "turnwise.ext.vllm.worker.WeightReader"
 

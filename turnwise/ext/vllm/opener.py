@@ -21,7 +21,7 @@ from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.opener import API_KEY_ENV, GuestOpener, ReplicaSetup, ServersOpener
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.same_model import Sizes
-from turnwise.ext.servers.streamed import StreamedSampler
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.ext.vllm import worker
 from turnwise.ext.vllm.engine import VllmEngine
 from turnwise.ext.vllm.nccl_transfer import OPTIONS, Transfer

@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.ext.servers.same_model import refuse_other, sizes_of
-from turnwise.ext.servers.streamed import StreamPiece, StreamRequest
+from turnwise.ext.servers.streamed_sampler import StreamPiece, StreamRequest
 from turnwise.ext.vllm.nccl_transfer import OPTIONS, Transfer
 from turnwise.ledger import Media
 from turnwise.system.image_bytes import media_type

@@ -20,7 +20,7 @@ from turnwise.engines.model.huggingface_folder import DecoderConfig, fuse
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.weights.distributed import read_distributed
-from turnwise.ext.weights.expected import fitting
+from turnwise.ext.weights.expected_tensors import fitting
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.megatron import distributed_part, read_parts, write_megatron
 from turnwise.ext.weights.megatron_layout import (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import StorageError
-from turnwise.ext.weights.expected import HEAD, check_numbers
+from turnwise.ext.weights.expected_tensors import HEAD, check_numbers
 from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.ext.weights.megatron_layout import (
     ALSO,

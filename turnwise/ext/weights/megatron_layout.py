@@ -9,7 +9,7 @@ from torch import Tensor
 
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import ConfigError, EngineError, StorageError
-from turnwise.ext.weights.expected import EMBEDDING, HEAD
+from turnwise.ext.weights.expected_tensors import EMBEDDING, HEAD
 from turnwise.ext.weights.lazy_tensor import Stored, same_bits
 
 WORDS, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"

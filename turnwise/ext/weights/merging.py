@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turnwise.engines.model.tensor_file import write_made
 from turnwise.errors import ConfigError, EngineError, StorageError, TurnwiseError, one_line
-from turnwise.ext.weights.expected import Expected, fitting
+from turnwise.ext.weights.expected_tensors import Expected, fitting
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors
 from turnwise.ext.weights.model_folder import (
     MANIFEST,

@@ -17,7 +17,7 @@ from torch import Tensor
 from turnwise.engines.model.huggingface_folder import DTYPE_NAMES, read_raw_config
 from turnwise.engines.model.tensor_file import write_made
 from turnwise.errors import ConfigError, StorageError
-from turnwise.ext.weights.expected import check_numbers
+from turnwise.ext.weights.expected_tensors import check_numbers
 from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.system.files import cannot, replacing
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from turnwise.engines.model.huggingface_folder import DecoderConfig, layout
 from turnwise.errors import ConfigError, StorageError
 from turnwise.ext.weights.distributed import HEAD, is_distributed, read_distributed
-from turnwise.ext.weights.expected import Expected, expected_of
+from turnwise.ext.weights.expected_tensors import Expected, expected_of
 from turnwise.ext.weights.fsdp import is_fsdp, read_fsdp
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors
 from turnwise.ext.weights.megatron import grid_folder, read_distributed_megatron, read_megatron

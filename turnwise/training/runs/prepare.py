@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from turnwise.config import Config
 from turnwise.config.check import check_config
-from turnwise.data.program_samples import program_samples
+from turnwise.data.python_samples import program_samples
 from turnwise.rollout.prepare import Prepared, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import logging as transformers_logging
 
-from turnwise.engines.kernels.products import linear
+from turnwise.engines.kernels.linear import linear
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import (
     Attend,

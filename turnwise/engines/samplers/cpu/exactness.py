@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, exact, pad_rows, padded
+from turnwise.engines.model.batch_invariant import CUT
 from turnwise.engines.model.decoder import PLAIN, Decoder, Layer, rms_norm, rotate
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import LayerCache, ModelInputs
-from turnwise.engines.model.whole_rows import CUT
 from turnwise.engines.samplers.cpu.steps import decode, prefill
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.request import SamplingParams

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 from turnwise.data.images.provenance import Trail
-from turnwise.ext.sandbox.inside.trail import mark, trail_of
+from turnwise.ext.sandbox.inside.image_trails import mark, trail_of
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 

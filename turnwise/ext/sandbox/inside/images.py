@@ -13,8 +13,8 @@ from typing import Any
 
 from turnwise.data.images.provenance import IDENTITY, Trail
 from turnwise.ext.sandbox.inside.arrays import trail_of_array
+from turnwise.ext.sandbox.inside.image_trails import files, identity, mark, trail_of
 from turnwise.ext.sandbox.inside.pixels import ImageRefused, Pixels, pixels_of_array, pixels_of_figure, pixels_of_image
-from turnwise.ext.sandbox.inside.trail import files, identity, mark, trail_of
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 

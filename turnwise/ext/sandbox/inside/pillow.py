@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.data.images.provenance import IDENTITY, Matrix, Trail, scaled, turned
 from turnwise.ext.sandbox.inside.arrays import wrap_arrays
-from turnwise.ext.sandbox.inside.trail import ATTRIBUTE, files, mark, short, shortened, trail_of
+from turnwise.ext.sandbox.inside.image_trails import ATTRIBUTE, files, mark, short, shortened, trail_of
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 

@@ -11,9 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 from turnwise.ext.verl.stand_ins.agent_loop import AgentLoopBase, AgentLoopOutput, register
-from turnwise.ext.verl.stand_ins.small_parts import simple_timer
 from turnwise.ext.verl.stand_ins.tool_parser import FunctionCall, ToolParser
 from turnwise.ext.verl.stand_ins.tools import ToolResponse
+from turnwise.ext.verl.stand_ins.verl_utils import simple_timer
 from turnwise.rollout.conversation import EpisodeEnd
 
 

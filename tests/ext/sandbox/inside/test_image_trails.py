@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.data.images.provenance import IDENTITY, MAX_STEPS, Trail, scaled, turned
-from turnwise.ext.sandbox.inside.trail import short, shortened
+from turnwise.ext.sandbox.inside.image_trails import short, shortened
 
 SIZE = (40, 30)
 

@@ -32,9 +32,9 @@ def invariant_linear(
     out_dtype = x.dtype if out_dtype is None else out_dtype
     if use_triton(x):
         if not torch.is_grad_enabled():
-            from turnwise.engines.kernels.triton import products as triton_products
+            from turnwise.engines.kernels.triton import linear as triton_linear
 
-            return triton_products.product(x, weight, bias, out_dtype)
+            return triton_linear.product(x, weight, bias, out_dtype)
         return cast(Tensor, cast(Any, _InvariantLinear).apply(x, weight, bias, out_dtype))
     return _plain(x, weight, bias, out_dtype)
 
@@ -74,7 +74,7 @@ class _InvariantLinear(_Product):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        from turnwise.engines.kernels.triton import products as triton_products
+        from turnwise.engines.kernels.triton import linear as triton_linear
 
         ctx.save_for_backward(x, weight)
-        return triton_products.product(x, weight, bias, out_dtype)
+        return triton_linear.product(x, weight, bias, out_dtype)

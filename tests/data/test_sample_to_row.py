@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from turnwise.data.from_samples import to_values
 from turnwise.data.loader import load_samples
 from turnwise.data.rows import Row
+from turnwise.data.sample_to_row import to_values
 from turnwise.data.samples import to_sample
 from turnwise.data.write import write_rows
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.chat import formats
-from turnwise.chat.calls.format_trial import find_format
+from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.data.task_config import compose

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from turnwise.engines.kernels.dispatch import interpreted
-from turnwise.engines.kernels.products import invariant_linear, linear
+from turnwise.engines.kernels.linear import invariant_linear, linear
 from turnwise.errors import EngineError
 
 CUDA = torch.cuda.is_available()
