@@ -145,10 +145,10 @@ class MessageBackend:
     segments: list[Ledger] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     tools: Sequence[JsonSchema] = ()
-    sees = frozenset[Role]()
+    image_roles = frozenset[Role]()
     token_spans = None
 
-    def has_seen(self, images: Sequence[Image]) -> bool:
+    def has_prepared(self, images: Sequence[Image]) -> bool:
         return not images
 
     def open(self, prompt: Sequence[Message]) -> None:

@@ -195,7 +195,9 @@ def plain_logits(kind: str, model: PreTrainedModel, sequence: Shown) -> torch.Te
 def logits(model: PolicyModel, *sequences: Shown) -> torch.Tensor:
     """Of our own model, with sequences packed into one pass."""
     stretches = [
-        Stretch(list(zip(one.media, model.look([span.media for span in one.media]), strict=True)), 0, len(one.ids))
+        Stretch(
+            list(zip(one.media, model.encode_images([span.media for span in one.media]), strict=True)), 0, len(one.ids)
+        )
         for one in sequences
     ]
     inputs = ModelInputs(

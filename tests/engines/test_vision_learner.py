@@ -81,9 +81,9 @@ def test_packed_scores_are_those_of_each_sequence_alone(kind: str) -> None:
     learner, given = learner_of(kind), sequences(kind)
     found = learner.score(packed(given), Who.POLICY)
     np.testing.assert_allclose(found, scored(kind, given), atol=1e-4)
-    assert isinstance(learner.model, VisionModel) and learner.model.looked == 3, "one stands in two sequences"
+    assert isinstance(learner.model, VisionModel) and learner.model.encoded_images == 3, "one stands in two sequences"
     np.testing.assert_allclose(learner.score(packed(given), Who.REFERENCE), found, atol=1e-6)
-    assert learner.model.looked == 3
+    assert learner.model.encoded_images == 3
     for part in halves(whole(packed(given))):
         check_places(part.batch.media, part.batch.tokens)
         np.testing.assert_allclose(learner.score(part.batch, Who.POLICY), found[part.places], atol=1e-5)
@@ -149,7 +149,9 @@ def test_narrow_products_are_the_decoder_s_affair(trained: bool) -> None:
     learner = LocalLearner(model, config, temperature=TEMPERATURE)
     found = learner.score(given, Who.POLICY)
     np.testing.assert_allclose(found, scored("qwen3_vl", sequences("qwen3_vl")), atol=0.3)
-    assert learner.forward.narrow and (trained or model.look([given.media[0].media])[0].rows.dtype is torch.float32)
+    assert learner.forward.narrow and (
+        trained or model.encode_images([given.media[0].media])[0].rows.dtype is torch.float32
+    )
     losses = [learner.update([given], SUPERVISED).metrics["loss"] for _ in range(2)]
     assert losses[1] < losses[0]
 
@@ -212,7 +214,7 @@ def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) ->
         other = replace(prepared(kind, 1), token_ids=np.full_like(prepared(kind, 1).token_ids, 5))
         text_only = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
         for work in (lambda: text_only.score(given, Who.POLICY), lambda: text_only.update([batch], GRPO)):
-            with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot look at image"):
+            with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot read image"):
                 work()
         assert np.isfinite(text_only.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
     finally:

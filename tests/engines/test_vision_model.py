@@ -90,16 +90,21 @@ def test_an_image_token_that_the_policy_wrote_is_a_token(kind: str, model: Visio
 def test_features_are_computed_once_and_forgotten_with_the_tower(kind: str) -> None:
     model = VisionModel(build(kind))
     media = [prepared(kind, 1), prepared(kind, 2), prepared(kind, 1)]
-    first = model.look(media)
-    assert model.looked == 2 and first[0] is first[2] and model.look(media[:1])[0] is first[0]
+    first = model.encode_images(media)
+    assert model.encoded_images == 2 and first[0] is first[2] and model.encode_images(media[:1])[0] is first[0]
     same = [(name, tensor.clone()) for name, tensor in model.weights()]
     model.load(same)
-    assert model.look(media[:1])[0] is first[0], "nothing of the tower has changed"
+    assert model.encode_images(media[:1])[0] is first[0], "nothing of the tower has changed"
     tower = {name.removeprefix("model.") for name, _ in model.vision_parameters()}
     model.load((name, tensor + 0.1 if tensor.dim() == 2 else tensor) for name, tensor in same)
-    assert not torch.equal(model.look(media[:1])[0].rows, first[0].rows) and model.looked == 3 and tower
+    assert (
+        not torch.equal(model.encode_images(media[:1])[0].rows, first[0].rows) and model.encoded_images == 3 and tower
+    )
     model.train_vision(True)
-    assert model.look(media[:1])[0].rows.requires_grad and model.look(media[:1])[0] is not model.look(media[:1])[0]
+    assert (
+        model.encode_images(media[:1])[0].rows.requires_grad
+        and model.encode_images(media[:1])[0] is not model.encode_images(media[:1])[0]
+    )
 
 
 def test_saved_and_loaded_it_is_the_same_model(kind: str, model: VisionModel, tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_saved_and_loaded_it_is_the_same_model(kind: str, model: VisionModel, tm
     assert (facts.vocab_size, facts.layers, facts.context_length) == (96, 2, 512)
     assert facts.vision == sum(parameter.numel() for _, parameter in model.vision_parameters())
     read = read_model(source, choice, torch.float32)
-    assert isinstance(read, VisionModel) and read.sees
+    assert isinstance(read, VisionModel) and read.reads_images
     torch.testing.assert_close(logits(read, sequence), logits(model, sequence), atol=1e-4, rtol=1e-4)
     other = VisionModel(build(kind))
     with torch.no_grad():
@@ -140,7 +145,7 @@ def test_an_adapter_is_put_on_the_decoder_alone(kind: str) -> None:
     sequence = shown(kind, 1, *PARTS)
     base = logits(VisionModel(build(kind)), sequence)
     model = add_lora(VisionModel(build(kind)), 3, 6.0, 5)
-    assert model.sees and model.has_adapter
+    assert model.reads_images and model.has_adapter
     torch.testing.assert_close(logits(model, sequence), base)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all(".lora_" in name and "visi" not in name and "visual" not in name for name in trained)
@@ -159,10 +164,10 @@ def test_what_does_not_fit_the_model_is_refused(kind: str, model: VisionModel) -
     good = prepared(kind, 1)
     short = Media("short", b"", good.token_ids, good.takes & (np.cumsum(good.takes) > 1), good.arrays)
     with pytest.raises(EngineError, match="which has"):
-        model.look([short])
+        model.encode_images([short])
     odd = Media("odd", b"", good.token_ids, good.takes, {"pixel_values": np.zeros(3, np.float32)})
-    with pytest.raises(EngineError, match="cannot look at image odd"):
-        model.look([odd])
+    with pytest.raises(EngineError, match="cannot read image odd"):
+        model.encode_images([odd])
 
 
 def test_a_family_whose_image_tokens_see_each_other_reads_text_only() -> None:
@@ -185,7 +190,7 @@ def test_a_family_whose_image_tokens_see_each_other_reads_text_only() -> None:
     pixels = np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32)
     media = Media("d", b"", np.full(4, IMAGE), np.ones(4, bool), {"pixel_values": pixels})
     with pytest.raises(EngineError, match="image tokens may attend to each other"):
-        model.look([media])
+        model.encode_images([media])
     assert logits(model, Shown(np.arange(3, 20), ())).shape == (17, 96)
 
 
@@ -193,11 +198,15 @@ def test_copies_look_once_until_one_has_another_tower(kind: str) -> None:
     model = VisionModel(build(kind))
     copied = copy.deepcopy(model)
     with torch.inference_mode():  # as a sampler does
-        first = model.look([prepared(kind, 1)])[0]
-    assert copied.look([prepared(kind, 1)])[0] is first and copied.looked == 0 and not first.rows.is_inference()
+        first = model.encode_images([prepared(kind, 1)])[0]
+    assert (
+        copied.encode_images([prepared(kind, 1)])[0] is first
+        and copied.encoded_images == 0
+        and not first.rows.is_inference()
+    )
     copied.load([(name, tensor + 0.1) for name, tensor in copied.weights()])
-    assert not torch.equal(copied.look([prepared(kind, 1)])[0].rows, first.rows)
-    assert model.look([prepared(kind, 1)])[0] is first
+    assert not torch.equal(copied.encode_images([prepared(kind, 1)])[0].rows, first.rows)
+    assert model.encode_images([prepared(kind, 1)])[0] is first
 
 
 def test_a_copy_in_another_format_looks_for_itself(kind: str) -> None:
@@ -206,14 +215,14 @@ def test_a_copy_in_another_format_looks_for_itself(kind: str) -> None:
     narrow = copy.deepcopy(model).to(torch.bfloat16)
     assert narrow.look([prepared(kind, 1)])[0].rows.dtype is torch.bfloat16
     alone = VisionModel(build(kind)).look([prepared(kind, 1)])[0].rows
-    assert torch.equal(model.look([prepared(kind, 1)])[0].rows, alone)
+    assert torch.equal(model.encode_images([prepared(kind, 1)])[0].rows, alone)
 
 
 def test_a_trained_tower_looks_once_in_a_pass(kind: str) -> None:
     model = VisionModel(build(kind))
     model.train_vision(True)
-    first, other, again = model.look([prepared(kind, 1), prepared(kind, 2), prepared(kind, 1)])
-    assert model.looked == 2 and again is first and other is not first and first.rows.requires_grad
+    first, other, again = model.encode_images([prepared(kind, 1), prepared(kind, 2), prepared(kind, 1)])
+    assert model.encoded_images == 2 and again is first and other is not first and first.rows.requires_grad
 
 
 def test_kept_features_have_a_budget() -> None:

@@ -67,7 +67,7 @@ def test_a_picture_that_the_model_cannot_take_is_found_when_it_is_opened(folder:
     renderer, model = make_renderer(config), read_policy(config, Precision.float32)
     assert isinstance(model, VisionModel)
     check_vision(model, renderer, pytest.fail)
-    assert model.sees and model.looked == 1
+    assert model.reads_images and model.encoded_images == 1
     with torch.no_grad():  # a decoder that does more with an image than we do, as some families have
         text = type(model.model.base_model.language_model)
         own = text.forward
@@ -82,7 +82,7 @@ def test_a_picture_that_the_model_cannot_take_is_found_when_it_is_opened(folder:
         other.model.base_model.language_model.forward = forward.__get__(other.model.base_model.language_model)
     said: list[str] = []
     check_vision(other, renderer, said.append)
-    assert not other.sees and len(said) == 1 and "reads text only" in said[0]
+    assert not other.reads_images and len(said) == 1 and "reads text only" in said[0]
     assert renderer.text_only is not None and renderer.text_only in said[0]
 
 

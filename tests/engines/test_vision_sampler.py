@@ -137,7 +137,9 @@ def test_turns_with_three_tool_images_are_one_full_forward_pass(
         await three_tool_images(sampler, talk)
         talk.check()
         assert len(talk.said.media) == 4 and len(talk.logprobs) >= 20
-        assert sampler._batcher._model.looked == 4, "an image is looked at once in a conversation, not once a turn"
+        assert sampler._batcher._model.encoded_images == 4, (
+            "an image is looked at once in a conversation, not once a turn"
+        )
 
     served(sampler, work)
 
@@ -149,7 +151,7 @@ def test_image_tokens_of_the_policy_s_are_tokens(kind: str, opened: Callable[[Po
         talk.said = Shown(np.append(talk.said.ids, [IMAGE, IMAGE, 9]), talk.said.media)
         await three_tool_images(sampler, talk)
         talk.check()
-        assert sampler._batcher._model.looked == 4
+        assert sampler._batcher._model.encoded_images == 4
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -169,7 +171,7 @@ def test_others_in_the_batch_change_nothing(kind: str, opened: Callable[[PolicyM
         for talk in (*talks, text):
             talk.check()
         # The first image of a and b is one, and the tool images are the same in all.
-        assert sampler._batcher._model.looked == 5
+        assert sampler._batcher._model.encoded_images == 5
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -196,7 +198,7 @@ def test_prompts_with_other_images_share_nothing_behind_them(
             talk.check()
         blocks = (len(talks[0].said.ids) - 7) // PREFIX_BLOCK
         assert sampler.stats.reused_tokens == PREFIX_BLOCK * (1 + blocks)
-        assert sampler._batcher._model.looked == 2
+        assert sampler._batcher._model.encoded_images == 2
 
     served(opened(VisionModel(build(kind))), work)
 
@@ -209,7 +211,7 @@ def test_a_prompt_may_be_cut_in_the_middle_of_an_image(kind: str, monkeypatch: p
         talk = opening(kind)
         await three_tool_images(sampler, talk)
         talk.check()
-        assert sampler._batcher._model.looked == 4
+        assert sampler._batcher._model.encoded_images == 4
 
     served(on_cpu(VisionModel(build(kind))), work)
 
@@ -234,7 +236,7 @@ def test_new_weights_and_sleep_in_the_middle_of_turns(opened: Callable[[PolicyMo
             talk.tool(7, 2, (16, 16), 2)
             talk.hear(await sampler.generate(talk.request()))
             talk.check()
-        assert sampler._batcher._model.looked == 4, "the tower did not change"
+        assert sampler._batcher._model.encoded_images == 4, "the tower did not change"
 
     served(opened(model), work)
 
@@ -253,7 +255,7 @@ def test_a_tower_with_other_weights_looks_anew(opened: Callable[[PolicyModel], I
         await sampler.release("a")
         await sampler.publish(FullWeights(model.weight_shapes(), iter(list(other.items()))), 1)
         after = await sampler.generate(talk.request(greedy))
-        assert sampler._batcher._model.looked == 2
+        assert sampler._batcher._model.encoded_images == 2
         assert before.logprobs.tolist() != after.logprobs.tolist()
 
     served(opened(model), work)
@@ -275,7 +277,7 @@ def test_what_cannot_be_looked_at_is_refused_and_others_go_on(
         answers = await asyncio.gather(
             sampler.generate(bad.request()), sampler.generate(good.request()), return_exceptions=True
         )
-        assert isinstance(answers[0], EngineError) and "cannot look at image broken" in str(answers[0])
+        assert isinstance(answers[0], EngineError) and "cannot read image broken" in str(answers[0])
         assert isinstance(answers[1], Completion)
         good.hear(answers[1])
         good.check()
@@ -283,7 +285,7 @@ def test_what_cannot_be_looked_at_is_refused_and_others_go_on(
         good.said = Shown(np.append(good.said.ids, 5), (swapped,))
         with pytest.raises(EngineError, match="changed earlier tokens"):
             await sampler.generate(good.request())
-        with pytest.raises(EngineError, match="cannot look at image broken"):
+        with pytest.raises(EngineError, match="cannot read image broken"):
             await sampler.generate(bad.request())
 
     served(opened(VisionModel(build(kind))), work)

@@ -209,7 +209,7 @@ def test_the_time_of_a_users_reply_is_how_long_it_took(rollouts):
 def test_a_lone_conversation_at_its_token_budget_ends_and_waits_for_nobody(rollouts, call, monkeypatch):
     """Only another conversation of the episode that still holds tokens could give some back. Replies are held back, as
     those with images are that are still to be prepared."""
-    monkeypatch.setattr("turnwise.rollout.chat_backends.TokenBackend.has_seen", lambda self, images: False)
+    monkeypatch.setattr("turnwise.rollout.chat_backends.TokenBackend.has_prepared", lambda self, images: False)
     free = rollouts.make([call("wordy"), "done"], tools=[wordy]).play()
     rollout = rollouts.make([call("wordy"), "done"], tools=[wordy])
     rollout.context.config.rollout.max_tokens = free.turns[1].start - free.turns[0].start

@@ -163,15 +163,15 @@ def dtype_of(precision: Precision) -> "torch.dtype":
 
 def check_vision(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
     """Look at a small picture before anyone shows one: what makes something of its own of it reads text only."""
-    if not model.sees:
+    if not model.reads_images:
         return
     if renderer.images is None:
-        model.sees = False
+        model.reads_images = False
         return
     try:
-        model.look([renderer.images.prepare(small_picture())])
+        model.encode_images([renderer.images.prepare(small_picture())])
     except EngineError as error:
-        model.sees, renderer.text_only = False, str(error)
+        model.reads_images, renderer.text_only = False, str(error)
         say(f"the model reads text only: {error}")
 
 

@@ -50,15 +50,15 @@ class ChatBackend(Protocol):
     """What the next turn is drawn with."""
 
     @property
-    def sees(self) -> frozenset[Role]:
-        """Whose images the model is shown; nobody's when it reads text only."""
+    def image_roles(self) -> frozenset[Role]:
+        """The roles whose images the model is given; none when it reads text only."""
         ...
 
-    async def look(self, images: Sequence[Image]) -> None:
-        """Prepare images before messages show them; DataError for one that the model cannot be shown."""
+    async def prepare_images(self, images: Sequence[Image]) -> None:
+        """Prepare images before messages show them; DataError for one that the model cannot take."""
         ...
 
-    def has_seen(self, images: Sequence[Image]) -> bool:
+    def has_prepared(self, images: Sequence[Image]) -> bool:
         """Whether all of them are prepared."""
         ...
 
@@ -114,11 +114,11 @@ def cleaned(message: Message) -> Message:
     return message if content == message.content else replace(message, content=content)
 
 
-async def look_at(backend: ChatBackend, messages: Sequence[Message]) -> None:
+async def prepare_images_of(backend: ChatBackend, messages: Sequence[Message]) -> None:
     """Have the images of messages prepared, off the event loop."""
     if images := images_in(messages):
         try:
-            await backend.look(images)
+            await backend.prepare_images(images)
         except DataError as error:
             raise EpisodeError(str(error)) from error
 
@@ -155,23 +155,23 @@ class TokenBackend:
     _at: int = -1
     """The segment that is written on."""
     _media: dict[Image, Media] = field(default_factory=dict)
-    """What the model's processor made of the images that were looked at."""
+    """What the model's processor made of the images."""
 
     @property
-    def sees(self) -> frozenset[Role]:
+    def image_roles(self) -> frozenset[Role]:
         return self.renderer.image_roles if self.sampler.capabilities.media else frozenset()
 
-    async def look(self, images: Sequence[Image]) -> None:
+    async def prepare_images(self, images: Sequence[Image]) -> None:
         for image in images:
             if image not in self._media:
                 self._media[image] = await asyncio.to_thread(self._prepare, image)
 
-    def has_seen(self, images: Sequence[Image]) -> bool:
+    def has_prepared(self, images: Sequence[Image]) -> bool:
         return all(image in self._media for image in images)
 
     def _prepare(self, image: Image) -> Media:
         processor = self.renderer.images
-        if processor is None or not self.sees:
+        if processor is None or not self.image_roles:
             raise DataError("a message shows an image, and the model reads text only")
         return processor.prepare(read_image(image.source))
 

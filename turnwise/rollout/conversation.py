@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from turnwise.chat.images.blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at, open_prompt
+from turnwise.rollout.chat_backends import ChatBackend, cleaned, open_prompt, prepare_images_of
 from turnwise.rollout.large_messages import is_large, off_loop
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
 from turnwise.rollout.users.episode_user import EpisodeUser
@@ -214,7 +214,7 @@ class Conversation:
         try:
             replies = await self._tools.call(message.tool_calls, turn.calls)
             if self._shared.may_show(images_in(replies)):  # else `add` ends the episode, and nobody needs them
-                await look_at(self.backend, replies)
+                await prepare_images_of(self.backend, replies)
         finally:
             self._shared.leave(task)
         turn.reply_seconds += time.perf_counter() - start
@@ -253,7 +253,7 @@ class Conversation:
         turn.replies = [cleaned(reply) for reply in replies]
         if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        ready = self.backend.has_seen(images := images_in(turn.replies)) or not self._shared.may_show(images)
+        ready = self.backend.has_prepared(images := images_in(turn.replies)) or not self._shared.may_show(images)
         full = self._show(turn.replies, len(self.messages)) if (can_show := ready and not is_large(replies)) else None
         if not can_show or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
             self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
@@ -280,7 +280,7 @@ class Conversation:
             self._end(StopReason.IMAGE_BUDGET)
         self._shared.images, self._writing = self._shared.images + len(images), True
         try:
-            await look_at(self.backend, self.messages)
+            await prepare_images_of(self.backend, self.messages)
             if not self.by_ids and not await open_prompt(self.backend, self.messages):
                 self._end(StopReason.CONTEXT_FULL)
             self._opened = True
@@ -302,7 +302,7 @@ class Conversation:
     async def _show_held(self) -> None:
         while self._held is not None:
             if self._shared.may_show(images_in(self._held[0])):
-                await look_at(self.backend, self._held[0])
+                await prepare_images_of(self.backend, self._held[0])
             full = await off_loop(self._held[0], self._show, *self._held)
             if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
                 await self._shared.changed()

@@ -59,23 +59,23 @@ class EndpointBackend:
     noise: NoiseKey
     call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
-    sees: frozenset[Role] = frozenset((Role.USER, Role.TOOL))
+    image_roles: frozenset[Role] = frozenset((Role.USER, Role.TOOL))
     lost: list[str] = field(default_factory=list)
     """Always empty: the endpoint's client tries again by itself."""
     max_pixels: int | None = None
     """Of an image, above which it is made smaller before it is sent."""
     _urls: dict[Image, str] = field(default_factory=dict)
-    """The images that were looked at, as they are sent."""
+    """The images as they are sent."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
 
-    async def look(self, images: Sequence[Image]) -> None:
+    async def prepare_images(self, images: Sequence[Image]) -> None:
         for image in images:
             if image not in self._urls:
                 self._urls[image] = await asyncio.to_thread(shown_url, image, self.max_pixels)
 
-    def has_seen(self, images: Sequence[Image]) -> bool:
+    def has_prepared(self, images: Sequence[Image]) -> bool:
         return all(image in self._urls for image in images)
 
     def open(self, prompt: Sequence[Message]) -> None:

@@ -165,9 +165,9 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         user = EpisodeUser(context.users.get(spec.name), spec, sample, seed=noise.bits(), episode=conversation)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), user=user)
-    tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.sees
+    tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.image_roles
     # The episode has these tools: held in turn, it would be freed only when Python searches for cycles.
-    tools.look = partial(SharedEpisode.look, weakref.proxy(shared), chat.backend)
+    tools.prepare_images = partial(SharedEpisode.prepare_images, weakref.proxy(shared), chat.backend)
     tools.messages = chat.messages
     return EpisodeParts(tools, user, chat, shared)
 

@@ -105,10 +105,10 @@ class SharedEpisode:
         limit = self.rollout.max_images
         return not images or limit is None or self.images + len(images) <= limit
 
-    async def look(self, backend: ChatBackend, images: Sequence[Image]) -> None:
+    async def prepare_images(self, backend: ChatBackend, images: Sequence[Image]) -> None:
         """Prepare a tool's images unless they are too many: those end the episode when they are shown."""
         if self.may_show(images):
-            await backend.look(images)
+            await backend.prepare_images(images)
 
     def left(self) -> int | None:
         """Tokens of the budget that nobody has used; None without a budget."""

@@ -55,7 +55,7 @@ class Costs:
         if self._steps > self._most_steps:
             raise TakesTooLong(f"it takes more than {self._most_steps:,.0f} steps")
         if not self._steps & 63:
-            self.look_at_the_clock()
+            self.check_time()
 
     def make(self, characters: int) -> None:
         """A text of this length is about to be made, or a list that counts as much."""
@@ -63,9 +63,9 @@ class Costs:
         if self._characters > MOST_CHARACTERS:
             raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
         if characters > 4096:
-            self.look_at_the_clock()
+            self.check_time()
 
-    def look_at_the_clock(self) -> None:
+    def check_time(self) -> None:
         """TakesTooLong when the time is spent."""
         if time.thread_time() - self._start > self._most_seconds:
             raise TakesTooLong(f"it takes more than {self._most_seconds:g} seconds")
@@ -128,7 +128,7 @@ def weigh(*values: Any) -> int:
             raise TooCostly(f"it makes texts of more than {MOST_CHARACTERS:,} characters")
         is_inside = is_inside or len(waiting) >= outer
     if total > 4096:
-        costs().look_at_the_clock()
+        costs().check_time()
     return total
 
 

@@ -53,8 +53,8 @@ class FrameKey(NamedTuple):
         """A slot for each reply that has words of its own."""
         return tuple(
             Slot(number, role, trims=bool(trims))
-            for number, (role, _, _, trims, looks) in enumerate(self.replies)
-            if looks
+            for number, (role, _, _, trims, features) in enumerate(self.replies)
+            if features
         )
 
 
@@ -91,8 +91,8 @@ class Frames:
         if prompt is None or not replies:
             raise NoFrame("earlier messages matter")
         opening = self._opening(prompt, tools)
-        looks = tuple([self._reply(opening.kinds, reply) for reply in replies])
-        return FrameKey(opening.number, end, self._words_of(opening.kinds, assistant, replies[0].role), looks)
+        features = tuple([self._reply(opening.kinds, reply) for reply in replies])
+        return FrameKey(opening.number, end, self._words_of(opening.kinds, assistant, replies[0].role), features)
 
     def find(self, key: FrameKey) -> Frame | None:
         """The frame of a turn; None when the template must say."""
@@ -143,8 +143,8 @@ class Frames:
             self._kinds[shape] = Kinds(self._template, self._words, prompt, tools)
         kinds = self._kinds[shape]
         last = max(number for number, message in enumerate(prompt) if message.role is Role.USER)
-        looks = [
-            self._look(message.text, kinds.question)
+        features = [
+            self._text_features(message.text, kinds.question)
             if number == last and kinds.question is not None
             else (message.text, message.name, message.tool_call_id)
             for number, message in enumerate(prompt)
@@ -153,7 +153,7 @@ class Frames:
             self._openings.clear()
         if len(self._numbers) >= MOST:
             self._numbers.clear()  # what is counted anew has its frames found anew
-        key = (shape, *looks)
+        key = (shape, *features)
         if key not in self._numbers:
             self._counted += 1
             self._numbers[key] = self._counted
@@ -167,14 +167,14 @@ class Frames:
         kind = kinds.reply(role)
         if kind is None:
             raise NoFrame(f"what a {role} replies is not shown as written")
-        looks: Key = ()
+        features: Key = ()
         if text:
             bare = text.strip()
             if not bare or (kind.trims is None and len(bare) < len(text)):
                 raise NoFrame(f"what a {role} replies has white space at its edges")
-            looks = self._look(bare, kind) if kind.trims else self._look(text, kind)[1:]
+            features = self._text_features(bare, kind) if kind.trims else self._text_features(text, kind)[1:]
         named = reply.tool_call_id if kinds.shows_ids else reply.tool_call_id is None
-        return (role, reply.name, named, kind.trims, looks)
+        return (role, reply.name, named, kind.trims, features)
 
     def _words_of(self, kinds: Kinds, assistant: Message, before: Role) -> Key:
         template, text = self._template, assistant.content
@@ -191,12 +191,15 @@ class Frames:
         calls: Key = ()
         if structured:
             calls = tuple((call.id if kinds.shows_ids else None, call.name) for call in assistant.tool_calls)
-        looks = [self._look(text, kind)]
+        features = [self._text_features(text, kind)]
         if structured or thinks:
-            looks += [self._look(assistant.answer, kind), self._look(assistant.reasoning or "", kind)]
-        return (manner, tags, calls, *looks)
+            features += [
+                self._text_features(assistant.answer, kind),
+                self._text_features(assistant.reasoning or "", kind),
+            ]
+        return (manner, tags, calls, *features)
 
-    def _look(self, text: str, kind: MessageKind) -> Key:
+    def _text_features(self, text: str, kind: MessageKind) -> Key:
         """What a template can see in a text: white space at its edges, and words that it mentions."""
         bare = text.strip()
         edges = ("", "")

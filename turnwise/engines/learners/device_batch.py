@@ -54,7 +54,7 @@ class DeviceBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
-    shown: tuple[ImageSequence, ...] = ()
+    image_sequences: tuple[ImageSequence, ...] = ()
     """[S] the sequences where any has images; none for text alone."""
 
     @property
@@ -88,11 +88,11 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
             np.bincount(batch.trajectory, minlength=len(batch.trajectory_tokens)), batch.trajectory_tokens
         ),
         **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
-        shown=_shown(batch) if batch.media else (),
+        image_sequences=_image_sequences(batch) if batch.media else (),
     )
 
 
-def _shown(batch: TokenBatch) -> tuple[ImageSequence, ...]:
+def _image_sequences(batch: TokenBatch) -> tuple[ImageSequence, ...]:
     ends = np.cumsum(batch.lengths).tolist()
     starts = [0, *ends[:-1]]
     spans = zip(starts, ends, strict=True)

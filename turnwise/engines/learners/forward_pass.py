@@ -60,7 +60,7 @@ class ForwardPass:
         """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
         _check_vision(model, batch)
         if model.shape.no_packing is None:
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.shown)
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.image_sequences)
         return torch.cat(
             [
                 self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences)
@@ -86,7 +86,7 @@ class ForwardPass:
 
     def _looking(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
         """Tokens with images among them; each image is encoded once, however often it is there."""
-        features = iter(model.look([span.media for sequence in sequences for span in sequence.media]))
+        features = iter(model.encode_images([span.media for sequence in sequences for span in sequence.media]))
         stretches = [
             Stretch([(span, next(features)) for span in sequence.media], 0, len(sequence.tokens))
             for sequence in sequences
@@ -127,7 +127,7 @@ class ForwardPass:
             raise EngineError("exact log-probs need the regime that the sampler's arithmetic was proven in")
         if self.device.type != "cpu" or self.narrow:
             raise EngineError("exact log-probs are made on the CPU without autocast, as the sampler makes its own")
-        if batch.shown:
+        if batch.image_sequences:
             raise EngineError("log-probs by the sampler's own arithmetic are made of text alone, and there are images")
         parts: list[Tensor] = []
         for tokens, inside, _ in _apart(batch):
@@ -140,7 +140,7 @@ class ForwardPass:
 
 
 def _check_vision(model: PolicyModel, batch: DeviceBatch) -> None:
-    if batch.shown and not model.sees:
+    if batch.image_sequences and not model.reads_images:
         raise EngineError(f"{type(model).__name__} reads text only, and there are images in this batch")
 
 
@@ -151,6 +151,6 @@ def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence
     start = 0
     for number, (own, inside) in enumerate(zip(tokens, index, strict=True)):
         if len(inside):
-            sequences.append((own, inside - start, batch.shown[number : number + 1]))
+            sequences.append((own, inside - start, batch.image_sequences[number : number + 1]))
         start += len(own)
     return sequences

@@ -17,12 +17,12 @@ from turnwise.engines.model.batch_invariant import in_whole_rows
 from turnwise.engines.model.huggingface_folder import DecoderConfig, Fused, RopeConfig
 from turnwise.engines.model.policy_model import (
     Attend,
+    Gather,
     LayerCache,
     Mixing,
     ModelInputs,
     ModelShape,
     PolicyModel,
-    Whole,
     keep_tensor,
     layers_recomputed,
 )
@@ -159,9 +159,9 @@ class Decoder(PolicyModel):
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
         return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
 
-    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, gather: Gather = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         for part in huggingface_folder.layout(self.config):
-            yield from _pieces(part, self._tensor(part, whole))
+            yield from _pieces(part, self._tensor(part, gather))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         places = dict(_split(self.config, {name: self.get_parameter(name).detach() for name in self._names()}))
@@ -206,9 +206,9 @@ class Decoder(PolicyModel):
         """The weights as they lie here, fused and by our own names; live and without gradient."""
         return {part.name: self._tensor(part, keep_tensor) for part in huggingface_folder.layout(self.config)}
 
-    def _tensor(self, part: Fused, whole: Whole) -> Tensor:
-        """The fused parameter of this name, gathered by `whole` where it is shared out."""
-        return whole(self.get_parameter(part.name).detach())
+    def _tensor(self, part: Fused, gather: Gather) -> Tensor:
+        """The fused parameter of this name, gathered by `gather` where it is shared out."""
+        return gather(self.get_parameter(part.name).detach())
 
     def _names(self) -> Iterator[str]:
         return (part.name for part in huggingface_folder.layout(self.config))

@@ -27,7 +27,7 @@ def download(name: str, *, code: bool) -> Path:
     """The folder of a hub model; `code` fetches its Python files too. Once a process: the answer must not change."""
     repository, _, revision = name.partition("@")
     try:
-        info = _look(repository, revision or None)
+        info = _model_info(repository, revision or None)
     except ConnectionError as error:  # what was fetched before serves without a network
         if (folder := _cached(repository, revision or None)) is not None:
             return folder
@@ -42,7 +42,7 @@ def download(name: str, *, code: bool) -> Path:
     return _fetch(name, repository, revision or None, wanted)
 
 
-def _look(repository: str, revision: str | None) -> "ModelInfo":
+def _model_info(repository: str, revision: str | None) -> "ModelInfo":
     """What the hub says of a model; ConnectionError when it cannot be asked."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (

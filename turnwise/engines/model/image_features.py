@@ -13,7 +13,7 @@ from torch import Tensor
 from turnwise.engines.model.policy_model import Features, ImageFeatures
 from turnwise.ledger import MediaSpan
 
-Looked = Sequence[tuple[MediaSpan, Features]]
+SpanFeatures = Sequence[tuple[MediaSpan, Features]]
 """The images of a sequence, each at its place in it, with its features."""
 
 
@@ -25,7 +25,7 @@ class FeatureCache:
     """Features by the digest of their image, the longest unused dropped beyond a budget; from any thread.
 
     Copies of a model share one, as long as none of them has got another tower: sampler, learner, reference and critic
-    then look at an image once.
+    then encode an image once.
     """
 
     def __init__(self, budget: int = KEPT_BYTES) -> None:
@@ -62,18 +62,18 @@ def _bytes(features: Features) -> int:
 class Stretch:
     """Tokens `start` to `end` of a sequence, as part of a pass."""
 
-    looked: Looked
+    images: SpanFeatures
     start: int
     end: int
 
 
 def joined_features(stretches: Sequence[Stretch], device: torch.device) -> ImageFeatures | None:
-    """What is looked at in stretches that stand end to end; None for text alone."""
+    """The features in stretches that stand end to end; None for text alone."""
     places: list[NDArray[np.int64]] = []
     parts_used: list[tuple[Features, NDArray[np.int64]]] = []
     at = 0
     for stretch in stretches:
-        for span, features in stretch.looked:
+        for span, features in stretch.images:
             own = span.start + np.flatnonzero(span.media.takes)
             rows = np.flatnonzero((own >= stretch.start) & (own < stretch.end))
             if len(rows):

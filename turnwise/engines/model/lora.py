@@ -12,7 +12,7 @@ from torch.nn import functional
 from turnwise.engines.model import huggingface_folder
 from turnwise.engines.model.decoder import Decoder, Layer
 from turnwise.engines.model.huggingface_folder import Fused
-from turnwise.engines.model.policy_model import Whole, keep_tensor
+from turnwise.engines.model.policy_model import Gather, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, unknown
 from turnwise.system.files import replacing
@@ -120,9 +120,9 @@ class LoraDecoder(Decoder):
         return {name: self.get_parameter(name).detach() for name in self._names()}
 
     @torch.no_grad()
-    def _tensor(self, part: Fused, whole: Whole) -> Tensor:
+    def _tensor(self, part: Fused, gather: Gather) -> Tensor:
         """The factors' products added: what a sampler needs."""
-        base = super()._tensor(part, whole)
+        base = super()._tensor(part, gather)
         if not self._is_adapted(part):
             return base
         layer = self.get_submodule(part.name.rpartition(".")[0])
@@ -130,11 +130,11 @@ class LoraDecoder(Decoder):
         pieces = torch.split(wide, [rows for _, rows in part.sources])
         for (source, _), rows in zip(part.sources, pieces, strict=True):
             if _projection(source) in self.targets:
-                a, b = (whole(factor.detach()) for factor in _factors(layer, _projection(source)))
+                a, b = (gather(factor.detach()) for factor in _factors(layer, _projection(source)))
                 rows.add_(b @ a, alpha=self.scale)
         return wide.to(base.dtype)
 
-    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
+    def adapter_weights(self, gather: Gather = keep_tensor) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for part in self._adapted():
             layer = self.get_submodule(part.name.rpartition(".")[0])
@@ -142,7 +142,7 @@ class LoraDecoder(Decoder):
                 if _projection(source) in self.targets:
                     for kind, factor in zip("AB", _factors(layer, _projection(source)), strict=True):
                         name = f"base_model.model.{source.removesuffix('.weight')}.lora_{kind}.weight"
-                        theirs[name] = whole(factor.detach())
+                        theirs[name] = gather(factor.detach())
         return theirs
 
     def save_adapter(self, folder: Path, base_model: str, factors: Mapping[str, Tensor] | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.engines.model.policy_model import Whole, keep_tensor
+from turnwise.engines.model.policy_model import Gather, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
@@ -73,17 +73,17 @@ class PeftModel(TransformersModel):
         own = self.model.state_dict()
         return {_plain(name): own[name] for name in own if ".lora_" not in name}
 
-    def _merge(self, name: str, tensor: Tensor, whole: Whole) -> Tensor:
-        layer, base = self._adapters.get(name), whole(tensor)
+    def _merge(self, name: str, tensor: Tensor, gather: Gather) -> Tensor:
+        layer, base = self._adapters.get(name), gather(tensor)
         if layer is None:
             return base
-        with _whole_factors(layer, whole):
+        with _whole_factors(layer, gather):
             added: Tensor = layer.get_delta_weight(ADAPTER)
         return (base.float() + added).to(base.dtype)
 
     @torch.no_grad()
-    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
-        yield from self._names.outward(self._tensors(), lambda name, tensor: self._merge(name, tensor, whole))
+    def weights(self, gather: Gather = keep_tensor) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self._tensors(), lambda name, tensor: self._merge(name, tensor, gather))
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -96,11 +96,11 @@ class PeftModel(TransformersModel):
             for layer in layers:
                 layer.enable_adapters(True)
 
-    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
+    def adapter_weights(self, gather: Gather = keep_tensor) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for name, layer in self._adapted():
             for kind, factor in zip("AB", _factors(layer), strict=True):
-                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = whole(factor.detach())
+                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = gather(factor.detach())
         return theirs
 
     def save_adapter(self, folder: Path, base_model: str, factors: Mapping[str, Tensor] | None = None) -> None:
@@ -138,10 +138,10 @@ def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 @contextmanager
-def _whole_factors(layer: LoraLayer, whole: Whole) -> Iterator[None]:
+def _whole_factors(layer: LoraLayer, gather: Gather) -> Iterator[None]:
     """Inside, peft's own arithmetic sees all of the factors."""
     homes = [(module, module.weight) for module in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
-    factors = [whole(weight.detach()) for _, weight in homes]
+    factors = [gather(weight.detach()) for _, weight in homes]
     if all(new.data_ptr() == weight.data_ptr() for new, (_, weight) in zip(factors, homes, strict=True)):
         yield
         return

@@ -45,8 +45,8 @@ class ModelInputs:
 
     tokens: Tensor
     positions: Tensor
-    seen: "ImageFeatures | None" = None
-    """What is looked at in these tokens; None for text."""
+    images: "ImageFeatures | None" = None
+    """The features of the images in these tokens; None for text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Features:
     rows: Tensor
     """[M, H]"""
     deep: tuple[Tensor, ...] = ()
-    """[M, H] each, added to the states of the first layers by models that look deeper (Qwen3-VL)."""
+    """[M, H] each, added to the states of the first layers by models that have them there too (Qwen3-VL)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class ImageFeatures:
     """[M, H] each."""
 
 
-Whole = Callable[[Tensor], Tensor]
+Gather = Callable[[Tensor], Tensor]
 """Of a weight that is shared out over processes, all of it: every process calls this for the same weights in order."""
 
 
 def keep_tensor(tensor: Tensor) -> Tensor:
-    """What a `Whole` is where nothing is shared out."""
+    """What a `Gather` is where nothing is shared out."""
     return tensor
 
 
@@ -102,12 +102,12 @@ class PolicyModel(nn.Module, ABC):
         Of the first `recompute` layers (True: of all) only what enters them is kept for backward.
         """
 
-    sees: bool = False
+    reads_images: bool = False
     """Whether it takes images."""
-    looked: int = 0
+    encoded_images: int = 0
     """How many images it has computed features of."""
 
-    def look(self, media: Sequence[Media]) -> list[Features]:
+    def encode_images(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image; with gradient only where the vision tower is trained."""
         raise EngineError(f"{type(self).__name__} reads text only")
 
@@ -139,7 +139,7 @@ class PolicyModel(nn.Module, ABC):
         """Log-probs of `targets[N]` and entropies [N], differentiable; logits are made for `chunk` rows at once."""
 
     @abstractmethod
-    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, gather: Gather = keep_tensor) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, one at a time, an adapter merged; live or made on the way."""
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -162,7 +162,7 @@ class PolicyModel(nn.Module, ABC):
         """config.json alone, for weights that another writes."""
         raise EngineError(f"{type(self).__name__} cannot be saved from several processes")
 
-    def adapter_weights(self, whole: Whole = keep_tensor) -> dict[str, Tensor]:
+    def adapter_weights(self, gather: Gather = keep_tensor) -> dict[str, Tensor]:
         """The factors of the adapter by the names peft gives them."""
         raise EngineError("this model has no adapter to save")
 

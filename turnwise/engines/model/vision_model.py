@@ -1,6 +1,6 @@
 """A vision-language model of transformers as a policy model: its own tower and projector, our attention in its decoder.
 
-An image is looked at by itself, so that its features do not depend on what else is in a pass, and they take the place
+An image is encoded by itself, so that its features do not depend on what else is in a pass, and they take the place
 of tokens by where the image stands, never by a token's number: an image token that the policy writes is a token.
 """
 
@@ -39,9 +39,9 @@ class VisionModel(TransformersModel):
     (an image whose tokens see each other, say) is refused; text it reads all the same.
     """
 
-    sees = True
+    reads_images = True
     vision_trained: bool
-    """Whether tower and projector are; what is trained is looked at anew every time."""
+    """Whether tower and projector are; what is trained is run anew every time."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
     _kept: FeatureCache
@@ -57,14 +57,14 @@ class VisionModel(TransformersModel):
         self._deep = "deepstack_visual_embeds" in self._takes
         self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
         self.proven = False
-        self.looked = 0
+        self.encoded_images = 0
         self.train_vision(False)
 
     def _take_over(self, other: TransformersModel) -> None:
         super()._take_over(other)
         assert isinstance(other, VisionModel)
         self._deep, self._kept, self._placed = other._deep, other._kept, other._placed
-        self.proven, self.looked = other.proven, 0
+        self.proven, self.encoded_images = other.proven, 0
         self.vision_trained = other.vision_trained
 
     @property
@@ -91,21 +91,21 @@ class VisionModel(TransformersModel):
             raise EngineError("with an adapter tower and projector stay frozen: set learner.train_vision=false")
         return PeftVisionModel(self, rank=rank, alpha=alpha, seed=seed)
 
-    # --- looking --------------------------------------------------------------------------------------------------
+    # --- images ---------------------------------------------------------------------------------------------------
 
-    def look(self, media: Sequence[Media]) -> list[Features]:
+    def encode_images(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image, kept for later passes while the tower is frozen."""
         if self.vision_trained:
             once = {image.digest: image for image in media}  # siblings of a group show the same
-            looked = {digest: self._look(image) for digest, image in once.items()}
-            return [looked[image.digest] for image in media]
+            features_of = {digest: self._encode(image) for digest, image in once.items()}
+            return [features_of[image.digest] for image in media]
         features: list[Features] = []
         form = str(self.model.get_input_embeddings().weight.dtype)  # a copy in another makes other features
         for image in media:
             cached = self._kept.get(f"{image.digest} {form}")
             if cached is None:
                 with self._plainly():
-                    cached = self._look(image)
+                    cached = self._encode(image)
                 self._kept.put(f"{image.digest} {form}", cached)
             features.append(cached)
         return features
@@ -118,12 +118,12 @@ class VisionModel(TransformersModel):
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
             yield
 
-    def _look(self, media: Media) -> Features:
+    def _encode(self, media: Media) -> Features:
         if not self.proven:
             with self._plainly():
                 self._prove(media, self._features(media))
             self.proven = True
-        self.looked += 1
+        self.encoded_images += 1
         return self._features(media)
 
     @contextmanager
@@ -135,7 +135,7 @@ class VisionModel(TransformersModel):
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             why = one_line(error)[:200]
-            raise EngineError(f"{type(self.model).__name__} cannot look at image {media.digest}: {why}") from error
+            raise EngineError(f"{type(self.model).__name__} cannot read image {media.digest}: {why}") from error
 
     def _features(self, media: Media) -> Features:
         with self._theirs(media):

@@ -101,7 +101,7 @@ class ChatEndpoint:
         except EpisodeError as error:
             raise EngineError(f"the endpoint cannot be used: {error}") from error
         except (KeyError, TypeError) as error:
-            raise EngineError(f"{self.base_url}/models does not list models: {_shown(body)}") from error
+            raise EngineError(f"{self.base_url}/models does not list models: {_excerpt(body)}") from error
         if self.model is None:
             if len(served) != 1:
                 listed = ", ".join(served[:20]) or "none"
@@ -178,11 +178,11 @@ class ChatEndpoint:
             reply_calls = [_read_call(number, call) for number, call in enumerate(calls)]
             reasoning = message.get("reasoning_content") or message.get("reasoning")
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EpisodeError(f"{self.base_url} answered without {_missing(error)}: {_shown(body)}") from error
+            raise EpisodeError(f"{self.base_url} answered without {_missing(error)}: {_excerpt(body)}") from error
         if not isinstance(text, str | None):
-            raise EpisodeError(f"{self.base_url} answered with content that is no text: {_shown(body)}")
+            raise EpisodeError(f"{self.base_url} answered with content that is no text: {_excerpt(body)}")
         if not isinstance(finish, str) or finish not in _FINISH:
-            raise EpisodeError(f"{self.base_url} ended with finish_reason {finish!r}: {_shown(body)}")
+            raise EpisodeError(f"{self.base_url} ended with finish_reason {finish!r}: {_excerpt(body)}")
         prompt_tokens, completion_tokens = _usage(self.base_url, body)
         return EndpointReply(
             text=text or "",
@@ -229,7 +229,9 @@ def _usage(base_url: str, body: Any) -> tuple[int, int]:
         case {"prompt_tokens": int(prompt_tokens), "completion_tokens": int(completion_tokens)}:
             return prompt_tokens, completion_tokens
         case _:
-            raise EngineError(f"{base_url} does not count tokens (usage: {_shown(usage)}); budgets and reports need it")
+            raise EngineError(
+                f"{base_url} does not count tokens (usage: {_excerpt(usage)}); budgets and reports need it"
+            )
 
 
 def check_url(base_url: str, key: str = "engine.base_url", like: str = "http://127.0.0.1:8000/v1") -> str:
@@ -268,7 +270,7 @@ def _excerpt(response: httpx.Response) -> str:
     return response.text[:SHOWN_BODY] or "(empty body)"
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     try:
         return json.dumps(value)[:SHOWN_BODY]
     except RecursionError:

@@ -105,7 +105,7 @@ class RunningRequest:
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     """The last tokens, long enough to hold any stop string."""
-    sight: PromptImages | None = None
+    prompt_images: PromptImages | None = None
     """Of a turn with images."""
 
     @property
@@ -119,8 +119,8 @@ class RunningRequest:
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's."""
-        if self.sight is not None:
-            self.sight.rest()
+        if self.prompt_images is not None:
+            self.prompt_images.forget()
         self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:
@@ -165,7 +165,7 @@ class WrittenRows:
     @classmethod
     def of(cls, active: Sequence[RunningRequest]) -> "WrittenRows":
         """The arrays of the requests that are writing now, one row for each."""
-        shifts = [0 if running.sight is None else running.sight.shift for running in active]
+        shifts = [0 if running.prompt_images is None else running.prompt_images.shift for running in active]
         return cls(
             np.array([running.ids[-1] for running in active], dtype=np.int64),
             np.array([running.fed for running in active], dtype=np.int64),

@@ -151,7 +151,9 @@ class InProcessSampler:
         policy_version: int,
     ) -> None:
         """`name` stands in what is refused; `on_worker` is entered by the worker for its whole life."""
-        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}), media=model.sees, sleeps=True)
+        self.capabilities = Capabilities(
+            Logprobs.SCALED, frozenset({FullWeights}), media=model.reads_images, sleeps=True
+        )
         self.context_length = model.shape.context_length
         self._vocab_size = model.shape.vocab_size
         self._name = name

@@ -14,7 +14,7 @@ from turnwise.ledger import MediaSpan
 
 
 class PromptImages:
-    """`PromptImages(model, ids, spans)`: looks at an image when its tokens are fed at the latest."""
+    """`PromptImages(model, ids, spans)`: encodes an image when its tokens are fed, at the latest."""
 
     def __init__(self, model: PolicyModel, token_ids: NDArray[np.int64], media: Sequence[MediaSpan]) -> None:
         self._model, self._media, self._count = model, tuple(media), len(token_ids)
@@ -23,31 +23,31 @@ class PromptImages:
         self._places = placed[..., :-1]
         self.shift = int(placed[..., -1].max()) - self._count
         """What is added to where a token stands behind the prompt, for its position on every axis."""
-        self._looked: dict[MediaSpan, Features] = {}
+        self._features: dict[MediaSpan, Features] = {}
 
-    def look(self, fed: int = 0) -> None:
+    def encode(self, fed: int = 0) -> None:
         """Have the features of every image of which a token is not among the first `fed`."""
         try:
-            self._have([span for span in self._media if span.end > fed])
+            self._encode([span for span in self._media if span.end > fed])
         except torch.OutOfMemoryError as error:
-            raise EngineError("no memory is left to look at an image: lower engine.memory_fraction") from error
+            raise EngineError("no memory is left to encode an image: lower engine.memory_fraction") from error
 
-    def rest(self) -> None:
+    def forget(self) -> None:
         """Forget all features: the model has other weights."""
-        self._looked.clear()
+        self._features.clear()
 
     def stretch(self, start: int, end: int) -> Stretch:
-        """What is seen in these tokens of the sequence; features of an image that ends there are held no longer."""
+        """The image features in these tokens of the sequence; those of an image that ends there are held no longer."""
         inside = [span for span in self._media if span.start < end and span.end > start]
-        self._have(inside)
-        looked = [(span, self._looked[span]) for span in inside]
+        self._encode(inside)
+        features = [(span, self._features[span]) for span in inside]
         for span in (span for span in inside if span.end <= end):
-            del self._looked[span]
-        return Stretch(looked, start, end)
+            del self._features[span]
+        return Stretch(features, start, end)
 
-    def _have(self, spans: Sequence[MediaSpan]) -> None:
-        missing = [span for span in spans if span not in self._looked]
-        self._looked.update(zip(missing, self._model.look([span.media for span in missing]), strict=True))
+    def _encode(self, spans: Sequence[MediaSpan]) -> None:
+        missing = [span for span in spans if span not in self._features]
+        self._features.update(zip(missing, self._model.encode_images([span.media for span in missing]), strict=True))
 
     def positions(self, start: int, end: int) -> NDArray[np.int64]:
         """Of these tokens of the sequence, those written behind the prompt too."""
@@ -61,9 +61,13 @@ class PromptImages:
 def image_inputs(
     stretches: Sequence[tuple[int, int, PromptImages | None]], device: torch.device
 ) -> tuple[Tensor, ImageFeatures | None]:
-    """Positions of stretches (start, end) of sequences, some with images, laid end to end, and what is seen there."""
+    """Of stretches (start, end) of sequences laid end to end, some with images: positions, and the images' features."""
     places = [
-        np.arange(start, end) if sight is None else sight.positions(start, end) for start, end, sight in stretches
+        np.arange(start, end) if prompt_images is None else prompt_images.positions(start, end)
+        for start, end, prompt_images in stretches
     ]
-    parts = [Stretch((), start, end) if sight is None else sight.stretch(start, end) for start, end, sight in stretches]
+    parts = [
+        Stretch((), start, end) if prompt_images is None else prompt_images.stretch(start, end)
+        for start, end, prompt_images in stretches
+    ]
     return torch.from_numpy(joined_positions(places)), joined_features(parts, device)

@@ -158,10 +158,10 @@ def _layers(model: PolicyModel) -> list[nn.Module]:
 
 def _why_text_only(policy: PolicyModel, picture: Media | None) -> str | None:
     """Held against the model's own code while it is whole. One rank does so for all, which have the same files."""
-    if not policy.sees:
+    if not policy.reads_images:
         return "the model reads text only"
     try:
-        policy.look([] if picture is None else [picture])
+        policy.encode_images([] if picture is None else [picture])
     except EngineError as error:
         return str(error)
     return None
@@ -169,7 +169,7 @@ def _why_text_only(policy: PolicyModel, picture: Media | None) -> str | None:
 
 def _trust_images(model: PolicyModel) -> None:
     """The first image is not held against the model's own code again, which would wait for ranks that have none."""
-    if model.sees:
+    if model.reads_images:
         from turnwise.engines.model.vision_model import VisionModel
 
         assert isinstance(model, VisionModel)

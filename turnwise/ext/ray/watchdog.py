@@ -77,14 +77,14 @@ class Watchdog:
                 for watched in every:
                     watched.since = None if watched.since is None else time.monotonic()
             for watched in every:
-                self._look(watched)
+                self._check(watched)
 
     def _pause(self) -> float:
         with self._lock:
             limits = [PAUSE_SHARE * watched.limit for watched in self._watched.values()]
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, min(limits, default=LONGEST_PAUSE)))
 
-    def _look(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> None:
         errors, now = self._ray.exceptions, time.monotonic()
         try:
             if watched.ref is None:

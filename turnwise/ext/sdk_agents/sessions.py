@@ -122,14 +122,14 @@ class ClientSession:
         if ignored:
             requests = self._chat.facts.ignored_requests
             requests += [text for text in ignored if text not in requests]
-        seen_of = self._chat.backend.sees
+        image_roles = self._chat.backend.image_roles
         for message in call.messages:
-            if message.images and not seen_of:
+            if message.images and not image_roles:
                 raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
-            if message.images and message.role not in seen_of:
+            if message.images and message.role not in image_roles:
                 raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
 
-    async def _look(self, images: Sequence[Image]) -> None:
+    async def _prepare_images(self, images: Sequence[Image]) -> None:
         """Have new images prepared: first the number of all, then the heads of all, and only then their pixels.
 
         Too many are left alone: they end the episode when they are shown.
@@ -137,11 +137,11 @@ class ClientSession:
         backend, most = self._chat.backend, self._chat.rollout.max_images
         if most is not None and len(images) > most:
             return
-        new = [image for image in dict.fromkeys(images) if not backend.has_seen([image])]
+        new = [image for image in dict.fromkeys(images) if not backend.has_prepared([image])]
         try:
             if new:
                 await asyncio.to_thread(_check_heads, new, by_us=isinstance(backend, TokenBackend))
-                await backend.look(new)
+                await backend.prepare_images(new)
         except DataError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
 
@@ -162,7 +162,7 @@ class ClientSession:
 
     async def _reply(self, call: Call, checkers: Mapping[str, ArgumentChecker]) -> ClientReply:
         if images := images_in(call.messages):
-            await self._look(images)
+            await self._prepare_images(images)
             digests = await asyncio.to_thread(_digests, call)  # of every byte of every image
         else:
             digests = _digests(call)

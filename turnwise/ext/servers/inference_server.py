@@ -64,7 +64,7 @@ class InferenceServer(StreamedSampler):
         await self._connect()
         if not await self.healthy():
             raise EngineLost(f"{self.name}: nothing that serves answers there")
-        await self._look()
+        await self._inspect()
         if self.context_length < 1:
             raise EngineError(f"{self.name} says that a sequence may have {self.context_length} tokens")
 
@@ -106,7 +106,7 @@ class InferenceServer(StreamedSampler):
                 await before.close()
 
     @abstractmethod
-    async def _look(self) -> None:
+    async def _inspect(self) -> None:
         """Find out what it serves, and set `context_length`."""
 
     @property

@@ -35,7 +35,7 @@ class SglangServer(InferenceServer):
     _adapter: str | None = None
     _numbers = itertools.count()
 
-    async def _look(self) -> None:
+    async def _inspect(self) -> None:
         info = await self._server.ask("GET", "/get_model_info", seconds=ASK_SECONDS)
         settings = await self._server.ask("GET", "/get_server_info", seconds=ASK_SECONDS)
         try:

@@ -41,7 +41,7 @@ class VllmServer(InferenceServer):
     _adapter: str | None = None
     _numbers = itertools.count()
 
-    async def _look(self) -> None:
+    async def _inspect(self) -> None:
         listed = await self._server.ask("GET", "/v1/models", seconds=ASK_SECONDS)
         try:
             served = {str(entry["id"]): entry for entry in listed["data"] if not entry.get("parent")}

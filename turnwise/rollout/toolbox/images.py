@@ -15,7 +15,7 @@ MOST_IMAGES = 16
 """In one result: each is kept with the run, and sent again with every turn that follows."""
 
 Size = tuple[int, int]
-TakeImages = Callable[[Sequence[Image]], Awaitable[None]]
+PrepareImages = Callable[[Sequence[Image]], Awaitable[None]]
 """Has the model's processor prepare images that it is about to be shown; DataError for one that it cannot take."""
 ShowImages = Callable[[Sample, int, tuple[Image, ...]], Awaitable[tuple[Image, ...]]]
 """(the episode's sample, how many images it had before, what a tool gave) -> what the model is shown instead."""

@@ -13,7 +13,7 @@ from turnwise.config.choices import Keep
 from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
-from turnwise.rollout.toolbox.images import ShowImages, TakeImages, with_images
+from turnwise.rollout.toolbox.images import PrepareImages, ShowImages, with_images
 from turnwise.rollout.toolbox.loading import builtin_tools, load_tool
 from turnwise.rollout.toolbox.options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.toolbox.replies import TokenSpans, fit
@@ -184,7 +184,7 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
-    look: TakeImages | None = None
+    prepare_images: PrepareImages | None = None
     """Prepares images for the model; DataError for one that it cannot be shown."""
     show: ShowImages | None = None
     messages: Sequence[Message] = ()
@@ -346,9 +346,9 @@ class EpisodeTools:
         result, self._made_now[number] = await with_images(result, entry.image_size)
         if self.show is not None:  # the record keeps what the tool gave
             result = replace(result, images=await self.show(self.sample, len(self.made) + number, result.images))
-        if self.look is not None and self.takes_images:
+        if self.prepare_images is not None and self.takes_images:
             try:
-                await self.look(result.images)
+                await self.prepare_images(result.images)
             except DataError as error:
                 raise ToolError(f"its image cannot be shown: {error}") from error
         return result

@@ -25,11 +25,11 @@ from turnwise.engines.kernels.linear import linear
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import (
     Attend,
+    Gather,
     ImageFeatures,
     ModelInputs,
     ModelShape,
     PolicyModel,
-    Whole,
     keep_tensor,
 )
 from turnwise.engines.model.tensor_file import write_tensors
@@ -152,7 +152,7 @@ class TransformersModel(PolicyModel):
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.seen)
+            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.images)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
@@ -222,8 +222,8 @@ class TransformersModel(PolicyModel):
         tensors: dict[str, Tensor] = self.model.state_dict()
         return tensors
 
-    def weights(self, whole: Whole = keep_tensor) -> Iterator[tuple[str, Tensor]]:
-        yield from self._names.outward(self._tensors(), lambda name, tensor: whole(tensor))
+    def weights(self, gather: Gather = keep_tensor) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self._tensors(), lambda name, tensor: gather(tensor))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return self._names.shapes(self._tensors())

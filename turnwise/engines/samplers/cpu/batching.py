@@ -210,10 +210,12 @@ class Batcher:
         if everybody:
             self._rows.reserve(len(everybody), max(running.fed for running in everybody) + 1)
         for row, running in enumerate(everybody):
-            tokens, sight = running.sequence(), running.sight
+            tokens, prompt_images = running.sequence(), running.prompt_images
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
-                prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime, [sight])
+                prefill(
+                    self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime, [prompt_images]
+                )
                 self.stats.prefilled_tokens += chunk.length
 
     def close(self) -> None:
@@ -253,7 +255,9 @@ class Batcher:
                 passed_over.append(request)
                 continue
             try:
-                sight = self._look(request, cached.span.length if cached is not None else blocks * PREFIX_BLOCK)
+                prompt_images = self._encode(
+                    request, cached.span.length if cached is not None else blocks * PREFIX_BLOCK
+                )
             except EngineError as error:  # of one image: the others go on
                 del self._busy[request.conversation]
                 outcomes.append((request, error))
@@ -261,7 +265,7 @@ class Batcher:
             coming.update(missing)
             row = len(self._active) + len(work)
             self._rows.reserve(row + 1, len(request.token_ids))  # who comes for one passed over may be longer
-            running = self._enter(request, row, cached, blocks, sight)
+            running = self._enter(request, row, cached, blocks, prompt_images)
             budget -= self._take(running, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work
@@ -279,15 +283,20 @@ class Batcher:
         work.append((running, Chunk(len(self._active) + len(work), running.fed, end)))
         return end - running.fed
 
-    def _look(self, request: QueuedRequest, fed: int) -> PromptImages | None:
-        """At the images of a request that are not among its first `fed` tokens."""
-        sight = PromptImages(self._model, request.token_ids, request.media) if request.media else None
-        if sight is not None:
-            sight.look(fed)
-        return sight
+    def _encode(self, request: QueuedRequest, fed: int) -> PromptImages | None:
+        """The images of a request, those behind its first `fed` tokens encoded."""
+        prompt_images = PromptImages(self._model, request.token_ids, request.media) if request.media else None
+        if prompt_images is not None:
+            prompt_images.encode(fed)
+        return prompt_images
 
     def _enter(
-        self, request: QueuedRequest, row: int, cached: SessionCache | None, blocks: int, sight: PromptImages | None
+        self,
+        request: QueuedRequest,
+        row: int,
+        cached: SessionCache | None,
+        blocks: int,
+        prompt_images: PromptImages | None,
     ) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
         request.begun = time_budget.clock()
@@ -302,12 +311,12 @@ class Batcher:
             fed += span.length
         self.stats.reused_tokens += fed
         writers = Writers(self.policy_version)
-        return RunningRequest(request, self._limit(request), fed, cached is None, writers, sight=sight)
+        return RunningRequest(request, self._limit(request), fed, cached is None, writers, prompt_images=prompt_images)
 
     def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]
-        sights = [running.sight for running, _ in work]
-        logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime, sights)
+        all_prompt_images = [running.prompt_images for running, _ in work]
+        logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime, all_prompt_images)
         self.stats.prefilled_tokens += sum(map(len, tokens))
         for running, chunk in work:
             running.fed = chunk.end

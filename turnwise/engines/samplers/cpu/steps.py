@@ -18,17 +18,20 @@ def prefill(
     chunks: Sequence[Chunk],
     token_ids: Sequence[NDArray[np.int64]],
     regime: Regime,
-    sights: Sequence[PromptImages | None] = (),
+    all_prompt_images: Sequence[PromptImages | None] = (),
 ) -> Tensor:
-    """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one; `sights` are there where any
-    of the sequences has images."""
+    """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one; `all_prompt_images`
+    are given where any of the sequences has images."""
     ids = torch.from_numpy(np.concatenate(token_ids))
     images = None
-    if not any(sights):
+    if not any(all_prompt_images):
         places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
     else:
         places, images = image_inputs(
-            [(chunk.start, chunk.end, sight) for chunk, sight in zip(chunks, sights, strict=True)],
+            [
+                (chunk.start, chunk.end, prompt_images)
+                for chunk, prompt_images in zip(chunks, all_prompt_images, strict=True)
+            ],
             store.layers[0][0].device,
         )
     hidden = model(_inputs(ids, places, store, regime, images), cached_prefill(store, chunks, regime))

@@ -104,7 +104,7 @@ class DeviceBatcher:
         turn = RunningTurn(request, limit, Writers(self.policy_version))
         if request.media:
             try:
-                turn.sight = PromptImages(self._model, ids, request.media)
+                turn.prompt_images = PromptImages(self._model, ids, request.media)
             except EngineError as error:
                 return error
         self._turns[name] = turn
@@ -236,7 +236,7 @@ class DeviceBatcher:
                     continue
                 self._waiting.appendleft(turn)
                 break
-            if turn.sight is not None and not self._look(turn, turn.sight):
+            if turn.prompt_images is not None and not self._encode(turn, turn.prompt_images):
                 continue
             coming.update(turn.known_digests or ())
             self._feeding.append(turn)
@@ -258,10 +258,10 @@ class DeviceBatcher:
         self.stats.reused_tokens += fed
         return True
 
-    def _look(self, turn: RunningTurn, sight: PromptImages) -> bool:
-        """At images that are yet to be fed; a turn with one that cannot be looked at ends, and the others go on."""
+    def _encode(self, turn: RunningTurn, prompt_images: PromptImages) -> bool:
+        """Encode the images that are yet to be fed; a turn with one that cannot be read ends, and the others go on."""
         try:
-            sight.look(turn.fed)
+            prompt_images.encode(turn.fed)
         except EngineError as error:
             self._end(turn, error)
             return False

@@ -58,7 +58,7 @@ class PromptChunk:
     start: int
     tokens: NDArray[np.int64]
     last: bool
-    sight: PromptImages | None = None
+    prompt_images: PromptImages | None = None
     """Of a turn with images."""
 
     @property

@@ -27,7 +27,7 @@ class SlotTable:
         self.decoding = np.zeros(slots, dtype=bool)
         self._limit = np.zeros(slots, dtype=np.int64)
         """Tokens that may be written in this slot."""
-        self._looked_at = np.zeros(slots, dtype=bool)
+        self._ended_by_host = np.zeros(slots, dtype=bool)
         self.filtered = np.zeros(slots, dtype=bool)
         self._written = WrittenTokens(slots)
         self.table = np.zeros((slots, max_pages), dtype=np.int32)
@@ -74,11 +74,11 @@ class SlotTable:
         self._owners[slot] = turn
         limit = turn.limit - len(turn.ids)
         self._limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
-        shift = 0 if turn.sight is None else turn.sight.shift
+        shift = 0 if turn.prompt_images is None else turn.prompt_images.shift
         entry = slot_entry(slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits, shift)
         self._entries[slot] = entry
         self._stops[slot] = stops_of(entry)
-        self._looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered
+        self._ended_by_host[slot], self.filtered[slot] = turn.ended_by_host, turn.filtered
         self._held[slot] = len(pages)
         self.table[slot, : len(pages)] = pages
         first = slot * self.table.shape[1]
@@ -140,7 +140,7 @@ class SlotTable:
         # The device ends a turn at the first stop id it knows, so only the last token can be one; -1 is none.
         last = tokens[np.maximum(counts - 1, 0), np.arange(len(slots))]
         stopped = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
-        for column in np.flatnonzero(self._looked_at[slots] & ~bad).tolist():
+        for column in np.flatnonzero(self._ended_by_host[slots] & ~bad).tolist():
             cut = self._owner(slots[column]).cut(tokens[: counts[column], column].tolist(), decode_text)
             if cut is not None:
                 counts[column], stopped[column] = cut, True

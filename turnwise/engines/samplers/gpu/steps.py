@@ -210,9 +210,9 @@ class DeviceSteps:
         """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
         tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), len(chunks), self.smallest_pass)
         numbers = packed_chunks(chunks, tokens, pass_rows(tokens), self.block)
-        if not any(chunk.sight for chunk in chunks):
+        if not any(chunk.prompt_images for chunk in chunks):
             return self._prefill(tokens, numbers, filtered=filtered)
-        places, images = image_inputs([(chunk.start, chunk.end, chunk.sight) for chunk in chunks], self._device)
+        places, images = image_inputs([(chunk.start, chunk.end, chunk.prompt_images) for chunk in chunks], self._device)
         padded = functional.pad(places, (0, tokens - places.shape[-1]))
         return self._prefill(tokens, numbers, filtered=filtered, placed=padded.to(self._device), images=images)
 
@@ -282,7 +282,7 @@ class DeviceSteps:
         blocks = QueryBlocks(each, live, slots, places, 1)
         attend = PagedAttend(self._pages, state.table, slots, places, blocks, splits)
         tokens = state.last_token.index_select(0, drawing.slots)
-        positions = places + state.shifts.index_select(0, drawing.slots) if self._model.sees else places
+        positions = places + state.shifts.index_select(0, drawing.slots) if self._model.reads_images else places
         self._draw(self._model(ModelInputs(tokens, positions.long()), attend), rows, drawing, output)
 
     def _drawing(self, rows: Tensor, filtered: bool) -> "_Drawing":

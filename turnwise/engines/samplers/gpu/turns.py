@@ -41,7 +41,7 @@ class RunningTurn:
     tail: list[int] = field(default_factory=list)
     """The last tokens, long enough to hold any stop string."""
     known_digests: list[bytes] | None = None
-    sight: PromptImages | None = None
+    prompt_images: PromptImages | None = None
     """Of a turn with images."""
 
     @property
@@ -62,7 +62,7 @@ class RunningTurn:
         return self.request.params.top_k > 0 or self.request.params.top_p < 1.0
 
     @property
-    def looked_at(self) -> bool:
+    def ended_by_host(self) -> bool:
         """Whether the device alone cannot tell its end: a stop string, or more stop ids than a slot has."""
         params = self.request.params
         return bool(params.stop_strings) or len(params.stop_ids) > STOP_IDS
@@ -75,12 +75,12 @@ class RunningTurn:
         """The next tokens of the prompt to be fed, at most so many."""
         tokens = self.tokens[self.fed : self.fed + most]
         last = self.fed + len(tokens) == len(self.tokens)
-        return PromptChunk(self.slot, self.fed, tokens, last=last, sight=self.sight)
+        return PromptChunk(self.slot, self.fed, tokens, last=last, prompt_images=self.prompt_images)
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's; the turn has no slot now."""
-        if self.sight is not None:
-            self.sight.rest()
+        if self.prompt_images is not None:
+            self.prompt_images.forget()
         self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:

@@ -193,11 +193,11 @@ class _Processes:
     def parents(self) -> dict[int, int]:
         with self._lock:
             if time.monotonic() - self._seen > WATCH_SECONDS / 2:
-                self._parents = self._look()
+                self._parents = self._read_parents()
                 self._seen = time.monotonic()
             return self._parents
 
-    def _look(self) -> dict[int, int]:
+    def _read_parents(self) -> dict[int, int]:
         parents = {}
         for name in os.listdir("/proc"):
             if name.isdigit():

@@ -89,15 +89,15 @@ class World:
     """What belongs to a process and tests set in theirs: said to the other one when it has changed."""
 
     def __init__(self) -> None:
-        self._known = self._look()
+        self._known = self._current()
 
-    def _look(self) -> dict[str, Any]:
+    def _current(self) -> dict[str, Any]:
         return {
             "environ": dict(os.environ), "argv": list(sys.argv), "folder": os.getcwd(), "random": random.getstate(),
         }  # fmt: skip
 
     def news(self) -> dict[str, Any] | None:
-        now = self._look()
+        now = self._current()
         changed = {key: value for key, value in now.items() if value != self._known[key]}
         self._known = now
         return changed or None
