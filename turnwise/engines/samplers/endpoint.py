@@ -202,8 +202,10 @@ def _read_json(url: str, response: httpx.Response) -> Any:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:
-            raise EpisodeError(f"{url} answered with something that is not JSON: {_excerpt(response)}") from error
-    problem = f"{url} answered {status}: {_excerpt(response)}"
+            raise EpisodeError(
+                f"{url} answered with something that is not JSON: {_response_excerpt(response)}"
+            ) from error
+    problem = f"{url} answered {status}: {_response_excerpt(response)}"
     if status == 429 or status >= 500:
         raise AttemptFailed(problem, retry_after(response.headers.get("Retry-After")))
     if status in _WRONG_ENDPOINT:
@@ -266,7 +268,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _excerpt(response: httpx.Response) -> str:
+def _response_excerpt(response: httpx.Response) -> str:
     return response.text[:SHOWN_BODY] or "(empty body)"
 
 
