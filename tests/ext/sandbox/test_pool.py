@@ -237,3 +237,17 @@ def test_the_folder_of_a_session_is_its_users_alone(tmp_path):
     finally:
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_of_the_default_packages_those_that_are_not_installed_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages = ("numpy", "no_such_package.plot")
+    monkeypatch.setattr("turnwise.ext.sandbox.pool.PRELOADED", packages)
+
+    async def body(pool: SandboxPool) -> str | None:
+        assert "cannot import no_such_package: pip install 'turnwise[sandbox]'" in pool.report.text()
+        async with pool.session() as session:
+            return (await session.run("import sys\n'numpy' in sys.modules")).value
+
+    assert play(body, preload=packages) == "True"

@@ -33,8 +33,8 @@ class SandboxConfig:
     scratch_mb: int = knob(64, at_least(1, 2**30), only(*LOCAL))
     """Size of the files of one session. Raise it when the code writes data."""
     preload: list[str] = knob([*PRELOADED], only(*LOCAL), reaches("code", lambda name: name not in PRELOADED))
-    """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
-    what your task's code imports."""
+    """Packages that every session has loaded, so that importing them takes no time; of the default list those that are
+    installed. Empty it for a quicker start, add what your task's code imports."""
     url: str | None = knob(None, url(), reaches("network"))
     """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
     environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""

@@ -8,11 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Self
 
 from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, resources, scratch, wire
+from turnwise.ext.sandbox.config import PRELOADED
 from turnwise.ext.sandbox.gvisor import GvisorZygote
 from turnwise.ext.sandbox.inside import isolate
 from turnwise.ext.sandbox.limits import Limits
@@ -21,6 +23,7 @@ from turnwise.ext.sandbox.results import InputImage
 from turnwise.ext.sandbox.session import LocalSession
 from turnwise.ext.sandbox.session_process import Child
 from turnwise.ext.sandbox.zygote_process import (
+    INSTALL,
     LayerRefused,
     Refusal,
     SandboxLost,
@@ -32,7 +35,6 @@ from turnwise.system.folders import OwnFolder
 
 FOLDERS = "turnwise-sandbox-"
 """How folders for sockets and scratch begin."""
-PRELOAD = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
 WATCH_SECONDS = 0.05
 """Between looks at a running call: a session can make a thousand threads meanwhile."""
 QUICK_SECONDS = 0.002
@@ -50,7 +52,8 @@ class PoolSettings:
     """The highest that can be proven, or exactly this one."""
     min_level: SandboxLevel = SandboxLevel.L2
     limits: Limits = field(default_factory=Limits)
-    preload: tuple[str, ...] = PRELOAD
+    preload: tuple[str, ...] = PRELOADED
+    """Of PRELOADED what is installed; any other choice as it is."""
     warm: int = 8
     """Sessions forked ahead of need."""
     running: int = 0
@@ -62,6 +65,8 @@ class SandboxPool:
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
+        self._absent = not_installed() if self.settings.preload == PRELOADED else []
+        self._preload = [name for name in self.settings.preload if name not in self._absent]
         self._report: probe.SandboxReport | None = None
         self._proven = False
         self._zygote: Zygote | GvisorZygote | None = None
@@ -177,7 +182,7 @@ class SandboxPool:
         settings = {"output": limits.output, "images": limits.images, "pixels": limits.pixels, "scratch": ""}
         orders = {
             "plan": asdict(self._plan(root)),
-            "preload": list(self.settings.preload),
+            "preload": self._preload,
             "settings": settings,
             "private": private,
         }
@@ -201,6 +206,9 @@ class SandboxPool:
         """What is less than the level leads one to expect, and why."""
         assert self._zygote is not None
         warnings = [] if self._zygote.ends_last is None else [self._zygote.ends_last]
+        if self._absent:
+            names = ", ".join(name.partition(".")[0] for name in self._absent)
+            warnings.append(f"code in the sandbox cannot import {names}: {INSTALL}")
         if self._zygote.uid == 0:
             closed = next(
                 (path for python_path in python_paths() if (path := _closed_part(python_path)) is not None), None
@@ -277,6 +285,11 @@ class SandboxPool:
         if uid != os.geteuid():
             os.chown(folder, uid, uid)
         return folder
+
+
+def not_installed() -> list[str]:
+    """Those of PRELOADED that the sandbox's Python cannot find."""
+    return [name for name in PRELOADED if PathFinder.find_spec(name.partition(".")[0], python_paths()) is None]
 
 
 def _closed_part(path: str) -> str | None:

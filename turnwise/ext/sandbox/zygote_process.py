@@ -19,6 +19,8 @@ from turnwise.ext.sandbox import wire
 from turnwise.ext.sandbox.session_process import Child
 
 MAX_MESSAGE = 64 * 1024
+INSTALL = "pip install 'turnwise[sandbox]'"
+"""What brings the packages that are no part of a plain install."""
 ISOLATION_FAILED = 97
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
@@ -247,7 +249,8 @@ def check_ready(answer: dict[str, Any]) -> None:
         )
     if "missing" in answer:
         raise SandboxUnavailable(
-            f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it or leave it out"
+            f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it "
+            f"({INSTALL} brings pandas, matplotlib and sympy) or leave it out"
         )
     if "refused" in answer:
         raise LayerRefused(Refusal(**answer["refused"]))
