@@ -22,6 +22,8 @@ class Notebook:
         self._client = self._kernel.blocking_client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=MANY_SECONDS)
+        self.html = ""
+        """What was displayed so far."""
 
     def start(self, cell: str) -> str:
         return str(self._client.execute(cell))
@@ -39,8 +41,9 @@ class Notebook:
             content = message["content"]
             if message["msg_type"] == "stream":
                 printed += content["text"]
-            elif message["msg_type"] == "display_data":  # what rich prints in a notebook
+            elif message["msg_type"] in ("display_data", "update_display_data"):  # what is printed, and pictures
                 printed += content["data"].get("text/plain", "")
+                self.html += content["data"].get("text/html", "")
             elif message["msg_type"] == "error":
                 printed += f"{content['ename']}: {content['evalue']}"
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
@@ -69,9 +72,11 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         notebook.close()
 
 
-def test_evaluate_runs_and_its_report_is_shown(notebook: Notebook):
+def test_evaluate_shows_its_progress_and_its_report(notebook: Notebook):
     cell = "report = tw.evaluate(tw.configure('eval.samples=2', 'run=first')); print(len(report.trajectories), '<' in report._repr_html_())"
-    assert notebook.run(cell).splitlines()[-1] == "2 True"
+    printed = notebook.run(cell)
+    assert printed.splitlines()[-1] == "2 True"
+    assert "evaluating" in printed and "2/2" in printed and "ipywidgets" not in printed
 
 
 def test_sft_runs(notebook: Notebook):
@@ -82,11 +87,12 @@ def test_sft_runs(notebook: Notebook):
 def test_an_interrupt_ends_the_step_and_the_run_can_be_resumed(notebook: Notebook):
     settings = "'run=second', 'training.groups=2', 'training.group_size=2', 'eval.samples=2', 'training.max_lag=0'"
     request = notebook.start(f"tw.train(tw.configure('training.steps=1000', {settings}))")
-    notebook.until(request, "step 1")
+    notebook.until(request, "3/1000")
+    assert "<svg" in notebook.html and "reward" in notebook.html
     notebook.interrupt()
     assert "stopping after the current step" in notebook.until(request)
     steps = notebook.run(
         "print(max(int(name.name[5:]) for name in pathlib.Path('runs/second/checkpoints').glob('step_*')))"
     )
     again = notebook.run(f"tw.train(tw.configure('training.steps={int(steps) + 1}', 'resume=auto', {settings}))")
-    assert f"step {int(steps) + 1}" in again
+    assert f"{int(steps) + 1}/{int(steps) + 1}" in again

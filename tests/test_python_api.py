@@ -1,5 +1,6 @@
-"""Wrong values given to the functions that programs call: one line at once, and no run is begun."""
+"""The functions that programs call: ways to say a config, runs read back, and wrong values refused in one line."""
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise import Message, Role, Sample, TurnwiseError
+from turnwise.config.choices import SandboxLevel
 from turnwise.types import Image, InteractionSpec, Text
 
 QUIET = Console(quiet=True)
@@ -146,6 +148,88 @@ def test_no_tool(value: Any) -> None:
         tw.tool(value)
 
 
-@pytest.mark.parametrize("value", [None, 5, ["a=b"], b"a=b", {"task": None}])
+@pytest.mark.parametrize("value", [None, 5, ["a=b"], b"a=b"])
 def test_no_override(value: Any) -> None:
     assert refusal(lambda: tw.configure(value), "runs")
+
+
+WAYS = {
+    "texts": lambda: tw.configure("training.steps=2", "task=null", "data.eval_files=[a.parquet]"),
+    "a dict": lambda: tw.configure({"training": {"steps": 2}, "task": None, "data": {"eval_files": ("a.parquet",)}}),
+    "dotted keys": lambda: tw.configure({"training.steps": 2, "task": None, "data.eval_files": [Path("a.parquet")]}),
+    "sections": lambda: tw.configure(training={"steps": 2}, task=None, data={"eval_files": ["a.parquet"]}),
+    "all of them": lambda: tw.configure("task=null", {"training": {"steps": 2}}, data={"eval_files": ["a.parquet"]}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_config_is_said_in_texts_dicts_and_sections(way: str) -> None:
+    assert WAYS[way]() == WAYS["texts"]()
+
+
+def test_typed_values_keep_their_types() -> None:
+    options = {"polite": {"bonus": 0.2, "words": ["a b", "c"]}}
+    config = tw.configure({"scoring.options": options, "engine": "scripted"}, sandbox={"level": SandboxLevel.L2})
+    assert config.scoring.options == options and config.engine.name == "scripted"
+    assert tw.configure({"scoring.scorers": {"openai/gsm8k.v2": "gsm8k"}}).scoring.scorers["openai/gsm8k.v2"] == "gsm8k"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"training": {"stepz": 2}}, "configure: unknown key 'training.stepz': did you mean 'training.steps'?"),
+        ({"trainin": {"steps": 2}}, "did you mean 'training.steps'?"),
+        ({"training": 2}, "configure: 'training' is a section"),
+        ({"training": {"steps": "two"}}, "training.steps must be a whole number, not 'two'"),
+        ({"training": {"steps": 0}}, "training.steps must be at least 1"),
+        ({"training": {"steps": None}}, "training.steps must be a whole number, not null"),
+        ({"engine": {"name": "vlm"}}, "did you mean"),
+        ({"scoring.scorers": {"default": len}}, "scoring.scorers.default is text, a number"),
+        ({5: 2}, "configure: a key is a name, not 5"),
+        ({"training": {5: 2}}, "a key is a name, not 5"),
+        ({"run": 0.5}, "configure: run is text"),
+    ],
+)
+def test_wrong_values_of_a_dict_are_refused_by_key(given: dict[Any, Any], words: str) -> None:
+    assert words in refusal(lambda: tw.configure(given), "runs")
+
+
+def test_a_key_is_given_once() -> None:
+    two = {"training": {"steps": 2}}
+    for wrong in (
+        lambda: tw.configure("training.steps=3", two),
+        lambda: tw.configure(two, training={"steps": 3}),
+        lambda: tw.configure({"training.steps": 3, **two}),
+    ):
+        assert refusal(wrong, "runs") == "configure: training.steps is given twice"
+
+
+def test_every_public_name_is_listed_loads_and_is_known_to_type_checkers() -> None:
+    assert {"train", "sft", "evaluate", "read", "configure", "BaseInteraction"} <= set(dir(tw))
+    assert all(getattr(tw, name) is not None for name in dir(tw))
+    tree = ast.parse(Path(tw.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    names = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names |= {target.id for node in block.body if isinstance(node, ast.Assign) for target in node.targets}  # type: ignore[attr-defined]
+    assert names - {None} == set(tw.__all__)
+
+
+def test_a_run_is_read_back_as_tables(config: tw.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tw.evaluate(config, samples=[sample(ground_truth="#### 42"), sample(id="b")], console=QUIET)
+    run = tw.read(report.run)
+    assert run.files == ["eval/step_000000"] and run.config["task"] == "null"
+    rows = run.arrow().to_pylist()
+    assert [(row["sample_id"], row["reward"], row["right"], row["file"]) for row in rows] == [
+        ("a", 1.0, True, "eval/step_000000"), ("b", 0.0, False, "eval/step_000000"),
+    ]  # fmt: skip
+    assert report.arrow().equals(run.arrow())
+    (report.run / "index.jsonl").unlink()
+    assert tw.read(str(report.run)).arrow().equals(report.arrow())
+    assert run.arrow("steps").column("val/accuracy").to_pylist() == [0.5]
+    assert [one.sample.id for one in run.trajectories("eval/step_000000.parquet")] == ["a", "b"]
+    assert list(report.frame()["reward"]) == list(run.frame()["reward"]) == [1.0, 0.0]
+    monkeypatch.setattr("turnwise.storage.recorded_run.find_spec", lambda name: None)
+    assert "pip install pandas" in refusal(run.frame, "none")
+    assert "not of 'rows'" in refusal(lambda: run.arrow("rows"), "none")
+    assert "did you mean 'eval/step_000000'?" in refusal(lambda: run.trajectories("eval/step_000001"), "none")
+    assert "not by int" in refusal(lambda: tw.read(5), "none")  # type: ignore[arg-type]

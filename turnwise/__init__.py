@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from turnwise.rollout.users.user import UserTurn as UserTurn
     from turnwise.scoring.scorer import Score as Score
     from turnwise.scoring.scorer import Scorer as Scorer
+    from turnwise.sft import SftReport as SftReport
+    from turnwise.sft import fine_tune
+    from turnwise.storage.recorded_run import RecordedRun as RecordedRun
+    from turnwise.storage.recorded_run import read as read
     from turnwise.system.metrics import Reduction as Reduction
     from turnwise.train import train as train
     from turnwise.types import Group as Group
@@ -37,11 +41,14 @@ if TYPE_CHECKING:
     from turnwise.types import ToolResult as ToolResult
     from turnwise.types import Trajectory as Trajectory
 
+    sft = fine_tune
+
 _HOMES = {
     "Config": "turnwise.config",
     "EvalReport": "turnwise.reports.evaluation",
     "Group": "turnwise.types",
     "Message": "turnwise.types",
+    "RecordedRun": "turnwise.storage.recorded_run",
     "Reduction": "turnwise.system.metrics",
     "Reply": "turnwise.rollout.users.user",
     "Role": "turnwise.types",
@@ -49,6 +56,7 @@ _HOMES = {
     "Task": "turnwise.data.task",
     "Score": "turnwise.scoring.scorer",
     "Scorer": "turnwise.scoring.scorer",
+    "SftReport": "turnwise.sft",
     "Tool": "turnwise.rollout.tools.tool",
     "ToolClass": "turnwise.rollout.toolbox.classes",
     "ToolContext": "turnwise.rollout.tools.tool",
@@ -61,6 +69,7 @@ _HOMES = {
     "UserTurn": "turnwise.rollout.users.user",
     "configure": "turnwise.data.task_config",
     "evaluate": "turnwise.eval",
+    "read": "turnwise.storage.recorded_run",
     "sft": "turnwise.sft",
     "tool": "turnwise.rollout.tools.tool",
     "train": "turnwise.train",
@@ -68,6 +77,10 @@ _HOMES = {
 _FUNCTIONS = {"sft": "fine_tune"}
 """Public names that their home calls otherwise."""
 __all__ = list(_HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *named("names")]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
@@ -21,6 +20,7 @@ from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
+from turnwise.storage.trackers.notebook import progress_bars
 from turnwise.storage.trajectories.files import write_jsonl
 from turnwise.system.files import check_place
 from turnwise.system.metrics import share
@@ -91,8 +91,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
 def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
     """A progress bar with the accuracy so far; yields what to call with each finished trajectory."""
     outcomes: list[tuple[str, bool]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console) as progress:
         bar = progress.add_task("evaluating", total=total)
 
         def seen(trajectory: Trajectory) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from turnwise.chat.renderer import Renderer
@@ -32,6 +31,7 @@ from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.choose import check_trackers
+from turnwise.storage.trackers.notebook import progress_bars
 from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
@@ -185,7 +185,7 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         in_threads = computing(max(1, config.engine.threads), learner.device)
         batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
         update, budget = in_threads(learn), config.learner.token_budget
-        with run.stop_on_signal(), _progress(run.console) as bars:
+        with run.stop_on_signal(), progress_bars(run.console) as bars:
             bar = bars.add_task("training", total=steps, completed=progress.step)
             while run.should_continue():
                 run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
@@ -199,7 +199,8 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")
         run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
     else:
-        run.note(f"train the policy further with: turnwise train model.path={policy}")
+        task = "" if config.task == Config.task else f" task={shlex.quote(config.task or 'null')}"
+        run.note(f"train the policy further with: turnwise train model.path={policy}{task}")
 
 
 def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
@@ -253,7 +254,7 @@ def _load_script(config: Config) -> Script:
 async def _play(script: Script, prepared: Prepared, console: Console) -> Demonstrations:
     """One scripted episode per sample; a trace that fails is a bug of the script."""
     config, count = prepared.config, len(prepared.samples)
-    with _progress(console) as progress:
+    with progress_bars(console) as progress:
         bar = progress.add_task("scripted episodes", total=count)
         async with open_context(prepared, script) as context:
 
@@ -270,8 +271,3 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
         if trajectory.failure is not None:
             raise DataError(f"scripted episode {trajectory.sample.id} failed: {trajectory.failure}")
     return Demonstrations(trajectories, len(trajectories), {}, "scripted")
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)

@@ -17,10 +17,13 @@ from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
 from turnwise.config.old_keys import GONE, renamed, translated
 from turnwise.config.sections import complete, full_config
 from turnwise.config.strict_yaml import read_yaml, write_yaml
-from turnwise.errors import ConfigError, nearest, one_line, unknown
+from turnwise.config.trees import check_keys, flatten, over, place
+from turnwise.errors import MOST_MEANT, ConfigError, nearest, one_line, unknown
 from turnwise.extensions import extensions
 
 FILES = Path(__file__).parent / "files"
+PROGRAM = "configure"
+"""Where a value comes from that a program gives as it is."""
 ENVIRONMENT = "environment"
 """The origin of a value from there, before the variable's name."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
@@ -49,40 +52,45 @@ def compose_with(
     config_file: Path | None = None,
     *,
     recorded: Path | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> Composed:
     """The config of a command (data/task_config.py adds what a task sets). Every mistake is a ConfigError with the
-    nearest valid name; torch is not imported.
+    nearest valid name; torch is not imported. `values` is a tree that a program gives beside the overrides.
 
     `recorded` is the config of a run that is resumed: what is not given anew stays as it was there. It names every key,
     so a task of the user's that only it names is not asked, and its file not run: somebody may have sent the run.
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
+        raise ConfigError("overrides are texts such as 'sampling.temperature=0', or dicts such as {'task': None}")
     knobs = knobs_of(full_config())
     from_run = {} if recorded is None else _read_file(recorded, knobs, of_a_run=True)
     anew = {} if config_file is None else _read_file(config_file, knobs)
-    from_file = _over(from_run, anew)
+    program = _checked(dict(values or {}), PROGRAM, knobs)
+    anew = over(anew, program)
+    from_file = over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
+    if twice := sorted(flatten(program).keys() & on_line):
+        raise ConfigError(f"{PROGRAM}: {twice[0]} is given twice")
     named = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
     task = from_run.get("task", Config.task) if named is DEFAULT else named
     from_task = {}
     if task is not None and (named is not DEFAULT or not is_plugin(str(task))):
         from_task = _task_layer(str(task), task_values(str(task)), knobs)
-    if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
+    if any(key.partition(".scorers")[0] == "scoring" for key in (*flatten(from_file), *on_line)):
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
     profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
     if recorded is not None and profile not in (None, from_run.get("profile")):
         raise ConfigError(f"profile={profile}: a resumed run keeps its own keys; set only the keys to change")
     from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
-    beneath = _over(from_task, from_profile)
-    config = _hydra(beneath, from_file, list(on_line.values()), config_file or recorded)
+    beneath = over(from_task, from_profile)
+    config = _hydra(beneath, from_file, list(on_line.values()), None if program else config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
-    origins |= {_knob_of(key, knobs): f"task {task}" for key in _flatten(from_task)}
-    origins |= {_knob_of(key, knobs): f"profile {profile}" for key in _flatten(from_profile)}
-    origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
-    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
-    origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
+    origins |= {_knob_of(key, knobs): f"task {task}" for key in flatten(from_task)}
+    origins |= {_knob_of(key, knobs): f"profile {profile}" for key in flatten(from_profile)}
+    origins |= {_knob_of(key, knobs): str(recorded) for key in flatten(from_run)}
+    origins |= {_knob_of(key, knobs): str(config_file) for key in flatten(anew)}
+    origins |= {_knob_of(key, knobs): COMMAND_LINE for key in (*flatten(program), *on_line)}
     config, filled = fill_in(config, [key for key, origin in origins.items() if origin == DEFAULT])
     origins |= {key: f"{ENVIRONMENT} {variable}" for key, variable in filled.items()}
     check_config(config, origins)
@@ -205,6 +213,9 @@ def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
     names = other_names()
     if key in names:
         raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {names[key]}")
+    ours = any(name.endswith(f".{key}") for name in knobs)
+    if not ours and (same := sorted({here for name, here in names.items() if name.endswith(f".{key}")})):
+        raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {' or '.join(same[:MOST_MEANT])}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 
 
@@ -238,59 +249,25 @@ def _read_file(path: Path, knobs: Mapping[str, Knob], *, of_a_run: bool = False)
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
-    _check_keys(content, path)
-    content = translated(content) if of_a_run else content
+    check_keys(content, path)
+    content = _checked(translated(content) if of_a_run else content, str(path), knobs)
+    for key in (name for name, knob in knobs.items() if knob.is_path):
+        place(content, key.split("."), path.resolve().parent)
+    return content
+
+
+def _checked(content: dict[str, Any], where: str, knobs: Mapping[str, Knob]) -> dict[str, Any]:
+    """The tree with every key and value known; ConfigError for the first that is not."""
     content = {
         key: {"name": value} if isinstance(value, str) and _shorthand(str(key), knobs) != key else value
         for key, value in content.items()
     }
-    for key, value in _flatten(content).items():
+    for key, value in flatten(content).items():
         if key in knobs or not any(name.startswith(key + ".") for name in knobs):
-            _check_given(key, value, knobs.get(_known_key(key, knobs, str(path))), str(path))
+            _check_given(key, value, knobs.get(_known_key(key, knobs, where)), where)
         elif value is not None:
-            _known_key(key, knobs, str(path))  # which is no key: it says what to write instead
-    for key in (name for name, knob in knobs.items() if knob.is_path):
-        _place(content, key.split("."), path.resolve().parent)
+            _known_key(key, knobs, where)  # which is no key: it says what to write instead
     return content
-
-
-def _check_keys(tree: Mapping[Any, Any], path: Path) -> None:
-    for key, value in tree.items():
-        if not isinstance(key, str) or not key:
-            raise ConfigError(f"{path}: a key is a name, not {key!r}")
-        if isinstance(value, dict):
-            _check_keys(value, path)
-
-
-def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Two trees as one; where both say something, it is what `above` says."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(below.get(key), dict)
-        merged[key] = _over(below[key], value) if both else value
-    return merged
-
-
-def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:
-    """Make the value at `steps` absolute where it names a file beside the config file."""
-    if steps[0] not in tree:
-        return
-    if len(steps) > 1 and isinstance(tree[steps[0]], dict):
-        _place(tree[steps[0]], steps[1:], folder)
-    elif len(steps) == 1:
-        tree[steps[0]] = _placed(tree[steps[0]], folder)
-
-
-def _placed(value: Any, folder: Path) -> Any:
-    if isinstance(value, list):
-        return [_placed(entry, folder) for entry in value]
-    if isinstance(value, dict):
-        return {key: _placed(entry, folder) for key, entry in value.items()}
-    if not isinstance(value, str) or not ("/" in value or "." in value):
-        return value
-    file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
-    path = folder / file
-    return f"{path}{colon}{name}" if path.exists() else value
 
 
 def _task_layer(task: str, values: Mapping[str, Any], knobs: Mapping[str, Knob]) -> dict[str, Any]:
@@ -356,13 +333,13 @@ def _readable(error: Exception, config_file: Path | None) -> str:
         chain.append(chain[-1].__cause__)
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
-    where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
+    where = f"{config_file}: " if config_file and any(line.startswith("In 'user_file/given'") for line in lines) else ""
     if any(line.startswith("In 'task_values/given'") for line in lines):
         where = "the profile's or the task's defaults: "
     knobs = knobs_of(full_config())
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((match[1] for line in lines if (match := _VALUE.match(line))), None)
-        null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
+        null = any(line.endswith("is not Optional") or "NoneType" in line or "'None'" in line for line in lines)
         shown_value = "null" if null else value
         whole = "[" not in key and key in knobs
         wanted = kind_of(knob.hint if whole else typing.get_args(knob.hint)[-1])
@@ -371,16 +348,6 @@ def _readable(error: Exception, config_file: Path | None) -> str:
         return f"{where}{key} must be {wanted}" + ("" if shown_value is None else f", not {shown_value}")
     sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
     return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

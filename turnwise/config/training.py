@@ -60,7 +60,7 @@ class SftConfig:
     recorded: list[str] = knob([], path(), harmless())
     """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
     imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
-    runs/NAME/trajectories/*.parquet. Trajectories of evaluations would teach the test."""
+    runs/NAME/trajectories/*.parquet. Of evaluations it would learn its own test."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
 

@@ -50,6 +50,8 @@ class SourceReport:
     policy_tokens: int
     prompt_tokens: float | None
     render_exact: float | None
+    render_same_text: float | None = None
+    """Of the checked episodes, those whose tokens a full render cuts otherwise though it has the same text."""
     segments: float | None = None
     """Sequences an episode: more than one where the chat template rewrites history, or the loop forks."""
     task: dict[str, float] = field(default_factory=dict)
@@ -166,6 +168,7 @@ def _cells(source: SourceReport) -> dict[str, str]:
     def of_all(part: float | None) -> str:
         return "-" if part is None else f"{round(part * source.n)} of {source.n}"
 
+    same_text = f", {round(other * source.n)} more in text" if (other := source.render_same_text) else ""
     return {
         "episodes": str(source.episodes),
         "failed episodes": str(source.failed),
@@ -182,7 +185,7 @@ def _cells(source: SourceReport) -> dict[str, str]:
         "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
         "policy tokens": f"{source.policy_tokens:,}",
         "sequences an episode": _number(source.segments),
-        "ledger equals full render": of_all(source.render_exact),
+        "ledger equals full render": of_all(source.render_exact) + same_text,
     } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
 
 

@@ -17,6 +17,7 @@ from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_ro
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
 from turnwise.rollout.toolbox.report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.storage.recorded_run import episodes_table, to_pandas
 from turnwise.storage.transcript import visible
 from turnwise.system.concurrency import each
 from turnwise.system.metrics import Metric, Reduction, Share, reduce, share
@@ -114,6 +115,14 @@ class EvalReport(Printable):
             line |= {f"val/{kind}/{name}": value for kind, value in named.items() if value is not None}
             line |= {f"val/{TASK}/{name}/{measure}": value for measure, value in source.task.items()}
         return line
+
+    def arrow(self) -> Any:
+        """An Arrow table with a row for each episode: reward, parts, turns, calls, tokens, question and answer."""
+        return episodes_table(self.trajectories, "eval/step_000000.parquet")
+
+    def frame(self) -> Any:
+        """`arrow` as a pandas DataFrame."""
+        return to_pandas(self.arrow())
 
     def table(self, width: int | None = None) -> Table:
         """The result table: one column per data source, or one row where so many columns do not fit this width."""
@@ -229,6 +238,7 @@ def summarise(
         policy_tokens=int(means.get("policy_tokens", 0)),
         prompt_tokens=means.get("prompt_tokens"),
         render_exact=means.get("render_exact"),
+        render_same_text=means.get("render_same_text"),
         segments=means.get("segments"),
         task={name.rpartition("/")[2]: value for name, value in reduce(observe(trajectories, declared)).items()},
     )
@@ -250,7 +260,9 @@ def _metrics(entry: EpisodeResult) -> list[Metric]:
     if trajectory.segments:
         metrics.append(Metric("segments", len(trajectory.segments)))
     if trajectory.render_check is not None:
-        metrics.append(Metric("render_exact", float(trajectory.render_check.exact)))
+        check = trajectory.render_check
+        metrics.append(Metric("render_exact", float(check.exact)))
+        metrics.append(Metric("render_same_text", float(check.same_text and not check.exact)))
     return metrics
 
 

@@ -12,11 +12,13 @@ from rich.text import Text
 from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
 from turnwise.storage.final_policy import Shipped, read_shipped
+from turnwise.storage.recorded_run import steps_table, to_pandas
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 from turnwise.training.runs.resume_config import resume_command
 from turnwise.training.runs.train_run import TrainRun
 
+GREEDY = "greedy_"
 LAST_STEPS = 5
 """The end of training is the mean over so many steps: one step's reward is noise."""
 
@@ -71,6 +73,14 @@ class TrainReport(Printable):
         changed = {"run": str(self.run), "seconds": round(self.seconds, 3), "warnings": self.warnings}
         return asdict(self) | changed
 
+    def arrow(self) -> Any:
+        """An Arrow table with a row for each step and evaluation; `turnwise.read(report.run)` has the episodes."""
+        return steps_table(RunDir(self.run))
+
+    def frame(self) -> Any:
+        """`arrow` as a pandas DataFrame."""
+        return to_pandas(self.arrow())
+
     def table(self) -> Table:
         """Before and after, one row per measurement; the reward over the steps below."""
         table = Table(title=self._title(), caption=CAPTION)
@@ -80,7 +90,7 @@ class TrainReport(Printable):
             sides = {"before": self.before, f"shipped: step {policy.step}": policy.found}
             sides[f"last: step {last.step}"] = last.found
         for column in ("held-out samples", *sides):
-            table.add_column(column, justify="left" if column[0] == "h" else "right")
+            table.add_column(column, justify="left" if column[0] == "h" else "right", overflow="fold")
         every = dict.fromkeys((*self.before, *self.after))
         names = [name for name in every if not (is_detail(name) or is_measure(name))]
         sources = {name.partition("/")[2] for name in names if "/" in name}
@@ -88,7 +98,7 @@ class TrainReport(Printable):
             kind, slash, _ = name.partition("/")
             again = slash and len(sources) == 1 and kind in names  # the whole says the same as its one data source
             if not again and not self._says_the_same(name, name.replace("first_", "", 1)):
-                table.add_row(Text(name), *(shown(side, name) for side in sides.values()))
+                table.add_row(Text(in_words(name, len(sources) > 1)), *(shown(side, name) for side in sides.values()))
         return table
 
     def _says_the_same(self, name: str, other: str) -> bool:
@@ -158,6 +168,14 @@ def has_signal(line: Mapping[str, float | None]) -> bool:
         return True
     flat = line.get("critic/advantages/max") == line.get("critic/advantages/min") == 0.0
     return most != least and not flat
+
+
+def in_words(name: str, with_source: bool) -> str:
+    """A measurement as a person reads it: `greedy_accuracy/gsm8k` is "gsm8k: accuracy, greedy"."""
+    kind, _, source = name.partition("/")
+    base = kind.removeprefix(GREEDY)
+    words = {"first_accuracy": "accuracy of first answers"}.get(base, base) + (", greedy" if base != kind else "")
+    return f"{source}: {words}" if source and with_source else words
 
 
 def _reward_lines(rewards: Sequence[StepReward]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the last steps as a table above a bar; without a terminal, one line a step."""
+"""What a person sees of a run: the last steps above a bar, in a notebook with curves; elsewhere one line a step."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
+from turnwise.storage.trackers.notebook import NotebookPicture, curves, in_notebook
 from turnwise.storage.trackers.tracker import Point
 
 SHOWN = {
@@ -25,6 +26,8 @@ SHOWN = {
     "gpu/idle_share": "GPU idle",
 }
 """Metrics and their labels; a narrow terminal shows the first ones."""
+CURVES = {"critic/score/mean": "reward", "val/accuracy": "accuracy"}
+"""Metrics that a notebook shows as curves."""
 ROWS = 12
 """Steps in the table."""
 STEP_SECONDS = "timing_s/step"
@@ -43,7 +46,9 @@ class ConsoleTracker:
         self._console, self._steps = console, steps
         self._rows: dict[int, dict[str, float]] = {}
         self._seconds: list[float] = []
+        self._curves: dict[str, list[tuple[int, float]]] = {label: [] for label in CURVES.values()}
         self._live: Live | None = None
+        self._notebook = NotebookPicture() if in_notebook(console) else None
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), console=console, speed_estimate_period=3600,
@@ -53,7 +58,9 @@ class ConsoleTracker:
         """Show the bar; on a terminal it and the table stay at the bottom, and everything else is printed above."""
         self._run = run
         self._task = self._bar.add_task("training", total=self._steps, completed=resumed_at)
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._notebook is not None:
+            self._notebook.show(self._picture())
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._picture(), console=self._console, refresh_per_second=4)
             self._live.start()
         return None
@@ -67,11 +74,21 @@ class ConsoleTracker:
                 del self._rows[step]
         if STEP_SECONDS in point.metrics:
             numbers = ", ".join(f"{SHOWN[name]} {_number(name, value)}" for name, value in shown_metrics.items())
-            self._note(f"step {point.step}/{self._steps}: {numbers}", printed=self._live is None)
+            self._note(f"step {point.step}/{self._steps}: {numbers}", printed=not self._draws)
             self._forecast(point)
             self._bar.update(self._task, completed=point.step)
+        for name, label in CURVES.items():
+            if name in point.metrics:
+                self._curves[label].append((point.step, point.metrics[name]))
         if self._live is not None:
             self._live.update(self._picture())
+        if self._notebook is not None:
+            self._notebook.show(self._picture(), curves(self._curves))
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a picture shows the steps, so that no lines need to."""
+        return self._live is not None or self._notebook is not None
 
     def finish(self, state: State, reason: str) -> None:
         """Leave the last picture standing."""
