@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "WANDB_PROJECT",
     ):
         os.environ.pop(name, None)  # they fill in what a config leaves open, and tests leave much open
+    os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir()) / f"turnwise-tests-{os.getuid()}")
 
 
 @pytest.fixture(autouse=True)

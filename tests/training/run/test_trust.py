@@ -390,7 +390,9 @@ def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_f
         "extra_info": {"tool_selection": ["retrieve"]},
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert needs_trust(configure(f"data.eval_files=[{tmp_path / 'rows.jsonl'}]", "task=null"), tmp_path / "runs")
+    assert needs_trust(
+        configure(f"data.eval_files=[{tmp_path / 'rows.jsonl'}]", "task=null"), RunDir(tmp_path / "runs" / "a")
+    )
 
 
 @pytest.mark.parametrize(

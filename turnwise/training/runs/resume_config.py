@@ -51,10 +51,11 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 
 def resume_command(name: str, config: Config, command: str = "train") -> str:
     """The command that resumes a run made here; the run has its own config."""
-    if (call := resume_call(name, RunDir(Path.cwd() / config.runs_dir / name))) is not None:
+    run = RunDir(Path.cwd() / config.runs_dir / name)
+    if (call := resume_call(name, run)) is not None:
         return call
     location = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
-    trust = [FLAG] if needs_trust(config, Path.cwd() / config.runs_dir) else []
+    trust = [FLAG] if needs_trust(config, run) else []
     return shlex.join(["turnwise", command, f"run={_quoted(name)}", *location, "resume=auto", *trust])
 
 

@@ -16,6 +16,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.extensions import named
 from turnwise.rollout.prepare import Prepared
 from turnwise.storage.lock import holding
+from turnwise.storage.own_runs import remember
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir, inside_run
 from turnwise.storage.status import StatusWriter, how_it_ended
@@ -90,6 +91,7 @@ class Run:
     def write_config(self) -> None:
         """Keep the config that the run is now done with; read back by itself it starts a run and resumes none."""
         self.dir.write_text(CONFIG, to_yaml(replace(self.config, resume=Resume.never)))
+        remember(self.dir)
 
 
 @contextmanager

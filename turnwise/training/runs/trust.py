@@ -25,6 +25,7 @@ from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.scorer import ASK_A_JUDGE, builtin_scorers
 from turnwise.storage.configs import read_config
 from turnwise.storage.images.copies import is_kept
+from turnwise.storage.own_runs import is_own
 from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.system.plugins import names_in, plain_options
 from turnwise.types import Sample
@@ -45,11 +46,15 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
 
 
 def check_trust(run: RunDir, config: Config, command: Config, *, trusted: bool, section: str = "") -> None:
-    """Refuse a config that reaches for what the command did not name; `section` is all that will be read of it."""
+    """Refuse a config that reaches for what the command did not name; `section` is all that will be read of it.
+
+    What the config of one's own run names, one has named oneself. Of its rows that is not known.
+    """
     if trusted:
         return
     named = set(reaches(command, run.path.parent))
-    new = [entry for entry in reaches(config, run.path.parent) if entry not in named]
+    own = is_own(run)
+    new = [entry for entry in reaches(config, run.path.parent) if entry not in named and not own]
     entries = (*new, *_plugins_of_rows(config.data, command.data))
     _refuse(run, [entry for entry in entries if entry.startswith(section)])
 
@@ -78,10 +83,12 @@ def _image_files(sample: Sample) -> Iterator[str]:
     yield from (source for source in sources if not source.startswith("data:"))
 
 
-def needs_trust(config: Config, folder: Path) -> bool:
-    """Whether a run with this config, in this folder, is resumed only when it is trusted."""
+def needs_trust(config: Config, run: RunDir) -> bool:
+    """Whether a run with this config is resumed only when it is trusted."""
     try:
-        return bool(reaches(config, folder)) or any(_plugins_of_rows(config.data, DataConfig()))
+        return (bool(reaches(config, run.path.parent)) and not is_own(run)) or any(
+            _plugins_of_rows(config.data, DataConfig())
+        )
     except DataError:  # a file that has changed since: nobody knows what it names now
         return True
 
