@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.commands.cli import VERBS, main
@@ -59,16 +60,42 @@ def test_eval_show_and_json(tmp_path: Path) -> None:
     assert command("show", "runs/first", "--sample", "3", cwd=tmp_path).returncode == 2
     missing = command("show", "runs/frist", cwd=tmp_path)
     assert missing.returncode == 2 and "did you mean 'first'?" in missing.stderr
+    assert "did you mean 'runs/first'?" in command("show", "first", cwd=tmp_path).stderr
+    worst = command("show", "runs/first", "--worst", "2", "--file", "eval/step_000000", "--raw", cwd=tmp_path)
+    titles = re.findall(r"^eval/step_000000, --sample (\d)$", worst.stdout, re.MULTILINE)
+    rewards = [float(value) for value in re.findall(r"^reward: (\S+)", worst.stdout, re.MULTILINE)]
+    assert len(titles) == 2 and rewards == sorted(rewards)[:2] and "<tool_call>" in worst.stdout
+    for wrong, words in (
+        (("--step", "1"), "has no episodes of it; it has none of training (--file names an evaluation)"),
+        (("--worst", "0"), "--worst 0: a number from 1 on"),
+        (("--file", "eval/step_1"), "did you mean 'eval/step_000000'?"),
+    ):
+        done = command("show", "runs/first", *wrong, cwd=tmp_path)
+        assert done.returncode == 2 and words in done.stderr
     again = command("eval", "--config", "runs/first/config.yaml", "run=second", "--json", cwd=tmp_path)
     repeat = json.loads(again.stdout.splitlines()[-1])
     for part in ("accuracy", "policy_tokens", "stop_reasons", "calls_by_status"):
         assert repeat["sources"]["arithmetic"][part] == report["sources"]["arithmetic"][part], "a config is a whole run"
 
 
+def test_help_and_version_are_also_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, same in ((["help"], ["--help"]), (["help", "train"], ["train", "--help"]), (["version"], ["--version"])):
+        texts = []
+        for asked in (words, same):
+            with pytest.raises(SystemExit) as done:
+                main(asked)
+            texts.append((done.value.code, capsys.readouterr().out))
+        assert texts[0] == texts[1] and texts[0][0] == 0 and texts[0][1]
+
+
 def test_mistakes_end_with_code_two_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "support.py").write_text("")
     for args, text in (
         (("eval", "sampling.temprature=0"), "did you mean 'sampling.temperature'?"),
         (("evl",), "unknown command 'evl': did you mean 'eval'?"),
+        (("train", "lr=0.1"), "unknown key 'lr': did you mean 'learner.lr' or 'sft.lr'?"),
+        (("train", "learning_rate=1e-5"), "unknown key 'learning_rate'; its equivalent here: learner.lr"),
+        (("check", "task=suport.py"), "did you mean 'support.py'?"),
         (("train", "--jsn"), "did you mean '--json'?"),
         (("seed=1",), "config values come after one, as in `turnwise eval seed=1`"),
         (("train", "algorithm.loss=ppoclip"), "did you mean 'ppo_clip'?"),
@@ -96,7 +123,7 @@ def test_options_and_overrides_mix_in_any_order(tmp_path: Path) -> None:
     assert "runs_dir" not in keys and f"{len(found['config']) - len(keys)} keys have their defaults" in done.stdout
 
 
-def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:
+def test_nothing_but_which_runs_are_ones_own_is_written_to_the_home_folder(tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
@@ -106,7 +133,7 @@ def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:
     done = process("eval", "data.eval_files=data/arithmetic/test.parquet", "eval.samples=2", cwd=work, HOME=str(home))
     assert done.returncode == 0, done.stderr
     written = [path for path in home.rglob("*") if path.is_file()]
-    assert [path for path in written if ".cache" not in path.parts] == []
+    assert [path for path in written if ".cache" not in path.parts and path.parent.name != "own_runs"] == []
 
 
 def test_check_fails_with_code_one_and_names_the_row(tmp_path: Path) -> None:

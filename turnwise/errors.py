@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 HIDDEN = "(secret)"
+MOST_MEANT = 3
+"""Names that a message offers where several end alike."""
 _USERINFO = re.compile(r"https?:[/\\]+[^/\\?#\s]*@|[a-z][a-z0-9+.-]*://[^/?#\s@:]*:[^/?#\s]*@", re.IGNORECASE)
 """Of HTTP any name before the host, of other schemes (ssh://git@host) one with a password."""
 _IN_A_LINE = re.compile(r"(:[/\\]{1,3})(?:[^\s/@:]*:\S*|[^\s/]*)@")
@@ -103,11 +105,16 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
     names = sorted(set(valid))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if not close:  # compare the last dotted part too: `group_sise` should find `rollout.group_size`
-        tails = {candidate.rsplit(".", 1)[-1]: candidate for candidate in names}
-        close = [tails[hit] for hit in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.6)]
+    last = name.rsplit(".", 1)[-1]
+    tails: dict[str, list[str]] = {}
+    for candidate in names:
+        tails.setdefault(candidate.rsplit(".", 1)[-1], []).append(candidate)
+    if last == name and last in tails:  # `lr` is learner.lr or sft.lr, and nothing that is spelt like it
+        close = tails[last]
+    elif not close:  # compare the last dotted part too: `group_sise` should find `rollout.group_size`
+        close = [key for hit in difflib.get_close_matches(last, tails, n=1, cutoff=0.6) for key in tails[hit]]
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, close[:MOST_MEANT]))}?"
     if not names:
         return "there is nothing to choose from."
     listing = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -284,3 +285,14 @@ def test_the_data_sources_of_a_file_are_read_without_the_rest(tmp_path: Path) ->
     made[7] = replace(made[7], sample=replace(made[7].sample, data_source="other"))
     write_trajectories(tmp_path / "a.parquet", made)
     assert read_sources(tmp_path / "a.parquet") == {"arithmetic", "other"}
+
+
+def test_every_row_of_the_changes_can_be_told_apart_on_a_narrow_terminal() -> None:
+    before = [trajectory("train.jsonl:1234567", sibling, "18", 0.0) for sibling in range(2)]
+    after = again(before, ScoringConfig(scorers={"default": LONGER}))
+    files = {f"{name}.parquet": (before, after) for name in ("trajectories/step_000012", "eval/greedy_step_000040")}
+    out = io.StringIO()
+    Console(file=out, width=80).print(compare(files, "longer", Advantage.rloo).tables()[1])
+    text = out.getvalue()
+    assert "…" not in text and text.count("train.jsonl:1234567") == 4
+    assert text.count("step 12") == text.count("eval greedy 40") == 2 and "0 -> 2" in text

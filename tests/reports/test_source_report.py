@@ -1,6 +1,7 @@
 """The table of an evaluation is readable at any width: columns for few data sources, rows for many."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,8 @@ def test_names_are_folded_and_shown_as_text(width: int) -> None:
     lines = printed(width, source(evil), source("short"), source("also/short"))
     assert any(line.startswith("[red]") for line in lines) and "\x1b" not in "".join(lines)
     assert cells(lines, "short")[1] == "12"
+
+
+def test_tokens_that_were_cut_otherwise_are_no_other_text() -> None:
+    lines = printed(100, replace(source("gsm8k"), render_exact=10 / 12, render_same_text=2 / 12))
+    assert any("10 of 12, 2 more in text" in line for line in lines)

@@ -76,7 +76,17 @@ def test_everything_is_there() -> None:
         "tokens: prompt 2, policy 3, tool 1, user 0, template 1, 7 in 1 segment",
     ):
         assert piece in text
-    assert "<think>" not in text
+    assert "as written:" in text and "<think>hm</think>I ask." in text, "one of its calls could not be read"
+
+
+def test_the_turns_as_they_were_written() -> None:
+    out = io.StringIO()
+    trajectory = episode()
+    trajectory.turns[0].message = Message(Role.ASSISTANT, "<think>hm</think>6*3?", (), reasoning="hm", answer="6*3?")
+    Console(file=out, width=200).print(transcript(trajectory))
+    assert "<think>" not in out.getvalue() and "as written" not in out.getvalue()
+    Console(file=out, width=200).print(transcript(trajectory, raw=True))
+    assert "<think>hm</think>6*3?" in out.getvalue()
 
 
 def test_nothing_a_model_wrote_reaches_the_terminal_as_control() -> None:

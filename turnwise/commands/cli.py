@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == [COMPLETE]:
         return _complete(words[1:])
+    if words[:1] in (["help"], ["version"]):  # as many other programs say it
+        words = [*words[1:], f"--{words[0]}"]
     from turnwise.system.stopping import Stopped, stoppable
 
     try:

@@ -148,14 +148,14 @@ class Comparison:
         if not changed:
             return [counts]
         title = f"{len(changed)} rewards change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
-        rows = Table(title=title)
-        for column in ("file", "sample", "sibling", "reward", "new", "advantage", "new", "sign"):
-            rows.add_column(column, justify="left" if column in ("file", "sample") else "right")
+        rows = Table(title=title, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for column in ("file", "sample", "#", "reward", "advantage", "sign"):
+            rows.add_column(column, overflow="fold", justify="left" if column in ("file", "sample") else "right")
         for change in sorted(changed, key=_size, reverse=True)[:SHOWN]:
+            reward = _number(change.new_reward) if change.failure is None else change.failure
             rows.add_row(
-                change.file.removesuffix(".parquet"), change.sample, str(change.sibling), _number(change.reward),
-                _number(change.new_reward) if change.failure is None else change.failure,
-                f"{change.advantage:+.3f}", f"{change.new_advantage:+.3f}", "flipped" if change.is_flipped else "",
+                _short_file(change.file), change.sample, str(change.sibling), f"{_number(change.reward)} -> {reward}",
+                f"{change.advantage:+.2f} -> {change.new_advantage:+.2f}", "flipped" if change.is_flipped else "",
             )  # fmt: skip
         return [counts, rows]
 
@@ -171,6 +171,14 @@ def _size(change: Change) -> float:
     if change.reward is None or change.new_reward is None:
         return float("inf")
     return abs(change.new_reward - change.reward)
+
+
+def _short_file(name: str) -> str:
+    """`step 12` for trajectories/step_000012.parquet, `eval 12` and `eval greedy 12` for evaluations."""
+    folder, _, file = name.removesuffix(".parquet").rpartition("/")
+    kind, _, step = file.rpartition("step_")
+    words = ["eval" if folder == "eval" else "step", kind.strip("_"), step.lstrip("0") or "0"]
+    return " ".join(filter(None, words)) if step.isdigit() else name
 
 
 def _number(value: float | None) -> str:

@@ -90,6 +90,8 @@ class RunDir:
     def open(cls, path: Path) -> "RunDir":
         """An existing run, for reading."""
         if not path.is_dir():
+            if not path.is_absolute() and (Path("runs") / path / CONFIG).is_file():
+                raise StorageError(f"no run {path.name!r} in {path.parent}: did you mean 'runs/{path}'?")
             runs = _runs_in(path.parent)
             raise StorageError(f"no run {path.name!r} in {path.parent}: {nearest(path.name, runs)}")
         if not (path / CONFIG).is_file():

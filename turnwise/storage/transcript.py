@@ -47,14 +47,17 @@ _VISIBLE = str.maketrans(
 )
 
 
-def transcript(trajectory: Trajectory, decode: Decode | None = None) -> Group:
-    """What to print: the messages, the outcome and the token account; with `decode` also every token by its origin."""
+def transcript(trajectory: Trajectory, decode: Decode | None = None, *, raw: bool = False) -> Group:
+    """What to print: the messages, the outcome and the token account; with `decode` also every token by its origin.
+
+    `raw` shows the assistant's turns exactly as they were written, with their tags, instead of what was read from them.
+    """
     lines: list[Styled] = [_title(trajectory)]
-    lines += _conversation(trajectory.prompt, trajectory.turns, trajectory.remarks)
+    lines += _conversation(trajectory.prompt, trajectory.turns, trajectory.remarks, raw)
     for branch in trajectory.branches:
         note = "" if branch.trained else ", not trained"
         lines.append(Styled.assemble("\n", (visible(f"branch {branch.name}"), "bold underline"), (note, "dim")))
-        lines += _conversation(first_prompt(branch.messages, branch.turns), branch.turns, trajectory.remarks)
+        lines += _conversation(first_prompt(branch.messages, branch.turns), branch.turns, trajectory.remarks, raw)
     if decode is not None and trajectory.segments:
         for number, ledger in enumerate(trajectory.segments):
             label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
@@ -62,12 +65,14 @@ def transcript(trajectory: Trajectory, decode: Decode | None = None) -> Group:
     return Group(*lines, *_outcome(trajectory))
 
 
-def _conversation(prompt: Sequence[Message], turns: Sequence[Turn], remarks: Sequence[Remark]) -> Iterator[Styled]:
+def _conversation(
+    prompt: Sequence[Message], turns: Sequence[Turn], remarks: Sequence[Remark], raw: bool
+) -> Iterator[Styled]:
     for message in prompt:
         yield _heading(message.role.value, Origin.PROMPT)
         yield from _content(message, Origin.PROMPT)
     for turn in turns:
-        yield from _turn(turn)
+        yield from _turn(turn, raw)
         yield from _turn_scores(turn, remarks)
 
 
@@ -100,19 +105,11 @@ def _content(message: Message, origin: Origin) -> Iterator[Styled]:
         yield Styled(visible(text), style=STYLES[origin])
 
 
-def _turn(turn: Turn) -> Iterator[Styled]:
+def _turn(turn: Turn, raw: bool) -> Iterator[Styled]:
     note = f"{turn.completion_tokens} tokens, {turn.finish_reason.value}, {turn.generate_seconds:.2f} s"
     yield _heading(f"assistant, turn {turn.index}", Origin.POLICY, note)
-    if turn.message.reasoning:
-        yield Styled(visible(turn.message.reasoning), style="dim italic")
-    answer = turn.message.visible
-    if answer or not (turn.message.reasoning or turn.message.tool_calls):
-        yield (
-            Styled(visible(answer), style=STYLES[Origin.POLICY]) if answer else Styled("(nothing)", style="dim italic")
-        )
+    yield from _as_written(turn.message) if raw else _as_read(turn.message)
     records = {record.call.id: record for record in turn.calls}
-    for call in turn.message.tool_calls:
-        yield _call(call)
     answered = {reply.tool_call_id for reply in turn.replies}
     for record in turn.calls:
         if record.call.id not in answered:
@@ -120,6 +117,26 @@ def _turn(turn: Turn) -> Iterator[Styled]:
     for reply in turn.replies:
         yield _reply_heading(turn, reply, records.get(reply.tool_call_id or ""))
         yield from _content(reply, _REPLY_ORIGIN.get(reply.role, Origin.TEMPLATE))
+
+
+def _as_written(message: Message) -> Iterator[Styled]:
+    yield Styled(visible(message.text), style=STYLES[Origin.POLICY])
+    yield from (_call(call) for call in message.tool_calls if call.problem is not None)
+
+
+def _as_read(message: Message) -> Iterator[Styled]:
+    """Thoughts, answer and calls; the text itself where a call in it could not be read."""
+    if message.reasoning:
+        yield Styled(visible(message.reasoning), style="dim italic")
+    answer = message.visible
+    if answer or not (message.reasoning or message.tool_calls):
+        yield (
+            Styled(visible(answer), style=STYLES[Origin.POLICY]) if answer else Styled("(nothing)", style="dim italic")
+        )
+    yield from map(_call, message.tool_calls)
+    if any(call.problem is not None for call in message.tool_calls) and answer != message.text:
+        yield Styled("as written:", style="dim")
+        yield Styled(visible(message.text), style=STYLES[Origin.POLICY])
 
 
 def _turn_scores(turn: Turn, remarks: Sequence[Remark]) -> Iterator[Styled]:

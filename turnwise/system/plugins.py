@@ -1,6 +1,7 @@
 """Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`; errors say what was tried."""
 
 import contextlib
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -205,7 +206,10 @@ def _from_file(target: str, spec: str, kind: str, folders: list[Path]) -> Module
     except OSError as error:  # a name that is too long
         raise PluginError(f"{kind} {spec[:80]!r}: {error.strerror}") from error
     if path is None:
-        raise PluginError(f"{kind} {spec!r}: no such file; tried {', '.join(map(str, dict.fromkeys(tried)))}")
+        names = [file.name for place in dict.fromkeys(path.parent for path in tried) for file in place.glob("*.py")]
+        meant = difflib.get_close_matches(Path(target).name, names, n=1)
+        hint = f": did you mean {meant[0]!r}?" if meant else ""
+        raise PluginError(f"{kind} {spec!r}: no such file; tried {', '.join(map(str, dict.fromkeys(tried)))}{hint}")
     # The whole path names the module, so that two files called reward.py do not overwrite each other.
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
     name = f"turnwise_user_{path.stem}_{digest}"

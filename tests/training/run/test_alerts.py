@@ -74,4 +74,5 @@ def test_a_first_answer_that_was_every_answer_is_not_told_twice() -> None:
     sides = [{f"{kind}accuracy/{source}": value for kind in ("", "first_") for source in "ab"} for value in (0.25, 0.5)]
     sides[1]["first_accuracy/b"] = 0.75
     told = str(TrainReport(Path("runs/a"), "all steps done", 8, 61.0, 1234, *sides, [], "turnwise train run=a"))
-    assert "first_accuracy/b" in told and "first_accuracy/a" not in told and "accuracy/a" in told
+    assert "b: accuracy of first answers" in told and "a: accuracy of first answers" not in told
+    assert "a: accuracy" in told and "_" not in told.split("reward:")[0]
