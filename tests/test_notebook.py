@@ -76,7 +76,7 @@ def test_evaluate_shows_its_progress_and_its_report(notebook: Notebook):
     cell = "report = tw.evaluate(tw.configure('eval.samples=2', 'run=first')); print(len(report.trajectories), '<' in report._repr_html_())"
     printed = notebook.run(cell)
     assert printed.splitlines()[-1] == "2 True"
-    assert "evaluating" in printed and "2/2" in printed and "ipywidgets" not in printed
+    assert "evaluating" in printed and "2/2" in printed and 'install "ipywidgets"' not in printed
 
 
 def test_sft_runs(notebook: Notebook):
