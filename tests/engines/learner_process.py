@@ -18,7 +18,7 @@ from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.threads import REGIMES
 from turnwise.engines.weight_updates import FullWeights
 
 
