@@ -1,5 +1,8 @@
-"""Writes the articles of the `search` tool: `python examples/research_articles/world.py`. An invented world, the same for the same seed,
-whose facts fit each other: nobody founds a company before being grown up, no invention comes before its maker."""
+"""Writes the articles of the `search` tool: `python examples/research_articles/world.py`.
+
+An invented world, the same for the same seed, whose facts fit each other: nobody founds a company before being grown
+up, no invention comes before its maker.
+"""
 
 import json
 import random
