@@ -1,4 +1,4 @@
-"""The tool `python`, in verl `code_interpreter`: runs what the model wrote in a session that lasts as long as the episode."""
+"""The tool `python` (`code_interpreter` in verl) runs what the model wrote in a session of the length of the episode."""
 
 import asyncio
 import base64
