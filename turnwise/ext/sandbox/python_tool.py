@@ -1,4 +1,4 @@
-"""The tool `python` (`code_interpreter` in verl) runs what the model wrote in a session of the length of the episode."""
+"""The tool `python` (`code_interpreter` in verl): runs what the model wrote in a session as long as the episode."""
 
 import asyncio
 import base64
