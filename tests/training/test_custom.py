@@ -9,8 +9,8 @@ import torch
 from turnwise import configure
 from turnwise.config import AlgorithmConfig
 from turnwise.engines.learners.device_batch import on_device
+from turnwise.engines.learners.learner import Objective
 from turnwise.engines.learners.losses import policy_objective
-from turnwise.engines.learners.objective import Objective
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
 from turnwise.training.checks import check_training

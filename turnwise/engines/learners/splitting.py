@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from turnwise.engines.learners.device_batch import PER_TOKEN
-from turnwise.engines.learners.token_batch import Ints, TokenBatch
+from turnwise.engines.learners.learner import Ints, TokenBatch
 from turnwise.ledger import MediaSpan
 
 

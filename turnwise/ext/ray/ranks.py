@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import TokenBatch
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.fsdp.rank_group import GRACE_SECONDS, Failed, RankLost, failed, raise_first
