@@ -78,7 +78,7 @@ class Attempt:
         self.refused: str | None = None
 
     def __enter__(self) -> None:
-        """The work begins."""
+        """Nothing is prepared: only what the work raises counts."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

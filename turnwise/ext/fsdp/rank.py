@@ -229,7 +229,7 @@ class Rank:
         return rates
 
     def forget(self) -> None:
-        """Drops all gradients."""
+        """Drops the gradients of policy and critic."""
         for optimizer in self._optimizers.values():
             optimizer.forget()
         for parameters in self._models.trained.values():

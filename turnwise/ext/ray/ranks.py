@@ -191,7 +191,7 @@ class ActorRanks:
         return "; ".join(f"{node}: rank {', '.join(ranks)}" for node, ranks in held.items())
 
     def stop(self) -> None:
-        """Ends all rank actors."""
+        """Ends the actors of all ranks; what waits for them fails."""
         self._stop("they were ended")
 
     def _stop(self, why: str) -> None:
