@@ -134,8 +134,9 @@ def test_what_cannot_be_learned_from_is_left_out_and_counted(trained: Path, tmp_
     rest[0].reward = 0.0
     choose(rest, config(tmp_path), 768, notes.append)
     assert "rewards from 0 to 1 are all imitated alike" in notes[-1]
-    report = fine_tune(config(tmp_path, "sft.steps=1"), trajectories=rest, console=QUIET)
+    report = fine_tune(config(tmp_path, "sft.steps=1", "task=null"), trajectories=rest, console=QUIET)
     assert (report.trajectories, report.used, report.steps) == (len(rest), len(rest), 1)
+    assert f"with: turnwise train model.path={report.policy} task=null" in (report.run / "log.txt").read_text()
 
 
 def test_recorded_places_are_files_patterns_and_runs(trained: Path, tmp_path: Path) -> None:
