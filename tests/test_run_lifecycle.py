@@ -539,6 +539,8 @@ def test_a_run_that_was_sent_imports_nothing_when_it_goes_on_unless_it_is_truste
     assert main(["train", *TINY, "run=a", "training.steps=1", named]) == 0
     marker.unlink()
     capsys.readouterr()
+    assert "--trust-run" not in resume_command("a", configure(*TINY, named)), "it is one's own"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     again = shlex.split(resume_command("a", configure(*TINY, named)))[1:]
     assert again == ["train", "run=a", "resume=auto", "--trust-run"]
     assert main([*again[:-1], "training.steps=2"]) == 2
