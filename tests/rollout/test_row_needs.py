@@ -12,7 +12,7 @@ from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.reports.preflight import preflight
 from turnwise.rollout.prepare import prepare
-from turnwise.training.runs.prepare import prepare_training
+from turnwise.training.runs.prepare_training import prepare_training
 
 ROW: dict[str, Any] = {"data_source": "s", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
 SCHEMA = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.rules.boxed import boxes, tagged
+from turnwise.scoring.rules.extract_answer import boxes, tagged
 from turnwise.scoring.rules.math_process import checkers
 from turnwise.scoring.scorer import Score
 from turnwise.types import Sample, Trajectory

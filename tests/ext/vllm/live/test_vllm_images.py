@@ -24,10 +24,10 @@ from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, OpenLearner
+from turnwise.engines.publish_weights import make_update
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.weight_sync import make_update
 from turnwise.errors import EpisodeError
 from turnwise.ledger import MediaSpan
 

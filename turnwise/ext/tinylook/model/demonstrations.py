@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from turnwise.ext.tinylook.canvas import Pixels, Sizes
 from turnwise.ext.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.ext.tinylook.look import look
-from turnwise.ext.tinylook.look_words import SEEN, STEPS
+from turnwise.ext.tinylook.look_grid import SEEN, STEPS
 from turnwise.ext.tinylook.model.folder import IMAGE
 from turnwise.ext.tinylook.model.network import TOKENS, VIEW, positions_of
 from turnwise.ext.tinylook.model.sketches import caption
