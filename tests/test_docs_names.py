@@ -16,7 +16,22 @@ PAGES = {str(path.relative_to(ROOT)): path for path in sorted(FILES)}
 PAGES_ON_VERL = {"docs/ext/verl.md", "docs/ext/mcp.md", "examples/inside_verl/README.md"}
 """They name keys, modules and files of verl."""
 FORMER_KEYS = {("docs/decisions/020-core-and-extensions.md", "engine.servers")}
-ENDINGS = ("py", "md", "yaml", "toml", "json", "jsonl", "js", "jinja", "sh", "sbatch", "css", "safetensors", "pt", "log")
+ENDINGS = (
+    "py",
+    "md",
+    "yaml",
+    "toml",
+    "json",
+    "jsonl",
+    "js",
+    "jinja",
+    "sh",
+    "sbatch",
+    "css",
+    "safetensors",
+    "pt",
+    "log",
+)
 
 
 def without_blocks(text: str) -> str:

@@ -140,7 +140,7 @@ class Untold(Exception):
         (AssertionError(), "raised AssertionError ("),
         (SystemExit(3), "raised SystemExit: 3"),
         (asyncio.CancelledError(), "raised CancelledError"),
-        (Untold(), "raised Untold: (its text cannot be had: RuntimeError)"),
+        (Untold(), "raised Untold: (its text cannot be read: RuntimeError)"),
     ],
 )
 def test_what_a_scorer_raises_is_a_failure_on_one_line_and_never_a_reward(error: BaseException, said: str) -> None:

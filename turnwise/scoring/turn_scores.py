@@ -218,7 +218,7 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
             reply = replies.get(record.call.id)
             if any(not image["data"].startswith("data:") for image in noted):  # a path here came with the trajectory
                 raise ScoringFailed(
-                    f"an image noted with turn {turn.index} is no data URL, and no file is opened for it"
+                    f"an image noted with turn {turn.index} is not a data URL, and no file is opened for it"
                 )
             if noted:
                 yield from (Image(image["data"]) for image in noted)
@@ -231,7 +231,7 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
 def _graded(answer: object) -> Verdict:
     value = answer.value if isinstance(answer, Verdict) else answer
     if not isinstance(value, numbers.Real):
-        raise PluginError(f"the judge returned {reprlib.repr(answer)}, which is no grade from 0 to 1")
+        raise PluginError(f"the judge returned {reprlib.repr(answer)}, which is not a grade from 0 to 1")
     grade = float(value)
     if not 0.0 <= grade <= 1.0:  # nan too
         raise ScoringFailed(f"the judge gave {grade!r}, which is not a grade from 0 to 1")

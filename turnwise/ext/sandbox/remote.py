@@ -212,7 +212,7 @@ class RemotePool:
         except ValidationError as error:
             fault = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, fault["loc"]))[:80]
-            raise SandboxLost(f"the sandbox server sent nonsense: {where} {fault['msg'][:200]}") from error
+            raise SandboxLost(f"the sandbox server sent a malformed answer: {where} {fault['msg'][:200]}") from error
 
     def waiting(self, seconds: float) -> float:
         """For an answer to a call with this limit."""

@@ -138,7 +138,7 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> dict[str, Any
                 raise ToolError(f"{url} answered {response.status_code}")
             content = response.json()
             if not isinstance(content, dict):
-                raise ToolError(f"{url} answered no JSON object")
+                raise ToolError(f"{url} did not answer with a JSON object")
             return content
     raise ToolError(f"{url} cannot be reached: {problem}")
 
