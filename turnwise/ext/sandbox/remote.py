@@ -99,7 +99,7 @@ class RemotePool:
         """Whether the server has only /run_code."""
         self._min_level = min_level
         self._retries = retries
-        self._patience = grace_seconds
+        self._grace_seconds = grace_seconds
         self._slots = asyncio.Semaphore(concurrency)
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         self._client = httpx.AsyncClient(
@@ -216,7 +216,7 @@ class RemotePool:
 
     def waiting(self, seconds: float) -> float:
         """For an answer to a call with this limit."""
-        return seconds + self._patience
+        return seconds + self._grace_seconds
 
 
 class _Nothing(BaseModel):
