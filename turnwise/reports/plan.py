@@ -75,8 +75,10 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     )
     lines.append(f"budgets      {_budgets(config.rollout)}")
     key, most = ("training", config.training.samples) if training else ("eval", config.eval.samples)
-    limit = "all" if most is None else f"{key}.samples={most}"
-    if most is not None and len(prepared.samples) > most:  # `check` looks at all of them
+    limit = f"{key}.samples={most}"
+    if most is None or len(prepared.samples) + prepared.dropped < most:
+        limit = "all"
+    elif len(prepared.samples) > most:  # `check` looks at all of them
         limit = f"the first {most} are used: {key}.samples"
     lines.append(
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "

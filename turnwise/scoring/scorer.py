@@ -54,7 +54,7 @@ class ScorerSpec:
         """The scorer, with its name, options and signature checked."""
         builtin = builtin_scorers()
         if self.name not in builtin and not {":", "."} & set(self.name):
-            raise ConfigError(unknown("scorer", self.name, builtin) + " Your own is written module:function.")
+            raise ConfigError(unknown("scorer", self.name, builtin) + " Your own is written as file.py:function.")
         return as_scorer(load(builtin.get(self.name, self.name), "scorer"), self.name, self.options)
 
 

@@ -285,7 +285,7 @@ def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_image
             return by_evidence(shared, show_images=show_images)
         return by_trace(_TraceJudge(shared), show_images=show_images)
     if not {":", "."} & set(name):
-        raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
+        raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written as file.py:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
     own = loop_resource(_PluginJudge, key, lambda: _PluginJudge(_as_judge(load(name, "judge"), name, options))).judge
     chosen = by_evidence if view is View.evidence_only else by_trace

@@ -50,7 +50,7 @@ def check_choices(algorithm: AlgorithmConfig) -> None:
             try_out(name)
         elif name not in list(offered):
             hint = unknown("choice", name, [choice.value for choice in offered])
-            raise ConfigError(f"algorithm.{key}: {hint} Your own is written as module:function.")
+            raise ConfigError(f"algorithm.{key}: {hint} Your own is written as file.py:function.")
 
 
 def advantages(name: str, batch: AdvantageBatch) -> Floats:
