@@ -104,8 +104,8 @@ def test_numpy_numbers_are_numbers() -> None:
         ([1.0], "returned [1.0] (list) as a score"),
         (Score(1.0, None), "a Score whose parts are None"),  # type: ignore[arg-type]
         (Score(1.0, {}, [0.5]), "a Score whose turns are [0.5]"),  # type: ignore[arg-type]
-        (Score(1.0, remarks=("well done",)), "the remark 'well done'"),  # type: ignore[arg-type]
-        (Score(1.0, remarks=(Remark("me", "well done", turn=9),)), "the remark Remark("),
+        (Score(1.0, remarks=("well done",)), "returned 'well done' as a remark"),  # type: ignore[arg-type]
+        (Score(1.0, remarks=(Remark("me", "well done", turn=9),)), "as a remark: it must be"),
         (Score(1.0, remarks=(Remark("me", "well done", math.inf),)), "returned inf (float) as the value of a remark"),
     ],
 )

@@ -291,8 +291,8 @@ def plan_memory(
     tight = [candidate for candidate in passes if candidate.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
-    side_by_side = lag > 0 or sleeps is False
-    short = room - (passes[-1].learning + least if side_by_side else max(passes[-1].learning, least))
+    both_at_once = lag > 0 or sleeps is False
+    short = room - (passes[-1].learning + least if both_at_once else max(passes[-1].learning, least))
     raise _does_not_fit(plan, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
 
 

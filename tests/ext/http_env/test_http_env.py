@@ -217,7 +217,7 @@ def play_with(make, serving, rollouts, sample, **options):
         ({"interact": [{**GO, "messages": [{"role": "tool", "tool_call_id": "x", "content": "a"}]}]},
          "answers the call 'x', which is not open"),
         ({"interact": [{**GO, "messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}]}, "no data URL"),
+            {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}]}, "not a data URL"),
         ({"interact": [500]}, "answered 500"),
     ],
 )  # fmt: skip

@@ -207,9 +207,9 @@ def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path, capsys):
 
 def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(ScoringFailed, match="no regular file"):
+    with pytest.raises(ScoringFailed, match="not a regular file"):
         data_url(Image(str(tmp_path / "a.png")), 100)
-    with pytest.raises(ScoringFailed, match="no regular file"):
+    with pytest.raises(ScoringFailed, match="not a regular file"):
         _size(str(tmp_path / "a.png"))
 
 
