@@ -207,7 +207,7 @@ def play_with(make, serving, rollouts, sample, **options):
         ({"start": [1]}, "answered with a list, not an object"),
         ({"start": {"messages": [{"role": "bot", "content": "a"}]}}, "unknown role 'bot'"),
         ({"start": {"tools": [{"type": "function"}]}}, "a schema is"),
-        ({"start": {"tools": "all"}}, "tools that are no list"),
+        ({"start": {"tools": "all"}}, "tools that are not a list"),
         ({"start": 404}, "answered 404"),
         ({"interact": [{**GO, "finish": "no"}]}, "finish is 'no', not true or false"),
         ({"interact": ['{"finish": true, "reward": NaN}']}, "reward is nan, not a finite number"),
