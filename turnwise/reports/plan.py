@@ -75,8 +75,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     )
     lines.append(f"budgets      {_budgets(config.rollout)}")
     lines.append(
-        f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with prompts "
-        f"over {config.data.max_prompt_tokens} tokens"
+        f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
+        f"prompts over {config.data.max_prompt_tokens} tokens"
     )
     if training:
         algorithm = config.algorithm
