@@ -25,6 +25,7 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.ledger import Media
+from turnwise.reports.learned_tokens import LearnedTokens
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.prepare import Prepared, open_context, prepare
@@ -35,7 +36,8 @@ from turnwise.storage.trackers.choose import check_trackers
 from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
-from turnwise.training.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
+from turnwise.training.demonstrations import Demonstrations, gather, keep, kept, learned_from
+from turnwise.training.endpoint_episodes import Student
 from turnwise.training.runs.resume_config import existing_run, resume_command
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.sft_run import SftRun, open_sft_run
@@ -44,6 +46,10 @@ from turnwise.training.sft import check_sequences, count_updates, fingerprint, l
 from turnwise.types import Group, Sample, Trajectory
 
 POLICY, ADAPTER = "policy", "policy_adapter"
+PREVIEWED = 3
+"""Conversations that a dry run shows."""
+ENDLESS = 1 << 20
+"""Tokens of a context whose end no config names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +121,64 @@ def fine_tune(
     own = None if directory is None else kept(directory)
     if own is not None and directory is not None:
         if trajectories is not None:
-            _refuse_others(directory, own, _demonstrations(config, renderer, trajectories, console))
+            _refuse_others(directory, own, gather(config, _student(config, renderer), trajectories, printer(console)))
         return run_stoppable(_run(config, console, renderer, own))
-    if trajectories is not None or config.sft.recorded:
-        demonstrations = _demonstrations(config, renderer, trajectories, console)
-        return run_stoppable(_run(config, console, renderer, demonstrations))
+    source = _source(config, renderer, samples, trajectories, console)
+    return run_stoppable(_run(config, console, renderer, source))
+
+
+def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
+    """What `fine_tune` would learn from, token by token, in the first of its conversations; nothing is written."""
+    check_fine_tuning(config)
+    console = console_or_stderr(console)
+    if existing_run(config, "sft") is not None:
+        raise ConfigError(
+            f"run {config.run!r} has its trajectories: `turnwise show` shows them; --dry-run is for new ones"
+        )
+    renderer = make_renderer(config)
+    played = replace(config, sft=replace(config.sft, traces=min(config.sft.traces, PREVIEWED)))
+    source = _source(played, renderer, None, None, console)
+    demonstrations = source if isinstance(source, Demonstrations) else run_stoppable(_play(*source, console))
+    sequences = to_sequences(demonstrations.used)
+    check_sequences(sequences)
+    plan = _plan(config, count_updates(sequences, config.sft, config.seed), sequences)
+    return LearnedTokens(
+        str(demonstrations),
+        plan if isinstance(source, Demonstrations) else f"{config.sft.traces} are played at most; these are the first",
+        demonstrations.used[:PREVIEWED],
+        renderer.tokenizer.decode,
+    )
+
+
+def _source(
+    config: Config,
+    renderer: Renderer,
+    samples: Iterable[Sample] | None,
+    trajectories: Sequence[Trajectory] | None,
+    console: Console,
+) -> Demonstrations | tuple[Script, Prepared]:
+    """What there is to learn from, or who will play it."""
+    demonstrations = gather(config, _student(config, renderer), trajectories, printer(console))
+    if demonstrations is not None:
+        return demonstrations
     script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
-    return run_stoppable(_run(config, console, renderer, (script, prepared)))
+    return script, prepared
 
 
-def _demonstrations(
-    config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
-) -> Demonstrations:
+def _student(config: Config, renderer: Renderer) -> Student:
     from turnwise.engines.model.loading import choose_implementation, model_facts
 
-    source, note = model_source(config), printer(console)
-    vocabulary = model_facts(source, choose_implementation(source, config.model.implementation)).vocab_size
-    if trajectories is not None:
-        return choose(trajectories, config, vocabulary, note)
-    return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note, _prepare(renderer))
+    source = model_source(config)
+    facts = model_facts(source, choose_implementation(source, config.model.implementation))
+    return Student(renderer, facts.vocab_size, facts.context_length or ENDLESS)
 
 
 def _prepare(renderer: Renderer) -> Callable[[bytes], Media] | None:
     return None if renderer.images is None else renderer.images.prepare
 
 
-def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations) -> None:
-    if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
+def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations | None) -> None:
+    if offered is None or fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
         raise ConfigError(f"run {run.name!r} was started with other trajectories: resume it without trajectories")
 
 
@@ -156,6 +193,8 @@ async def _run(
                 demonstrations = source
             else:
                 run.show_plan(source[1], plan_text(source[1]))
+                if (count := len(source[1].samples)) < config.sft.traces:
+                    run.note(f"sft.traces={config.sft.traces}, and there are {count} samples: each is played once")
                 demonstrations = await _play(*source, console)
             run.dir.write_text(TOKENIZER, renderer.tokenizer.as_json())
             run.note(str(demonstrations))
@@ -199,7 +238,8 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")
         run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
     else:
-        run.note(f"train the policy further with: turnwise train model.path={policy}")
+        task = "" if config.task in (None, Config.task) else f"task={shlex.quote(str(config.task))} "
+        run.note(f"train the policy further with: turnwise train {task}model.path={policy}")
 
 
 def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
@@ -242,7 +282,10 @@ def _short(path: Path) -> str:
 
 def _load_script(config: Config) -> Script:
     if config.sft.script is None:
-        raise ConfigError("nothing to learn from: set sft.recorded=[runs/NAME] or sft.script=module:function")
+        raise ConfigError(
+            "nothing to learn from: set conversations.files=[FILE], sft.recorded=[runs/NAME] or "
+            "sft.script=module:function"
+        )
     spec = config.sft.script
     script: Script = call(load(spec, "script"), spec, "script", config.seed)
     if not callable(script):
@@ -269,7 +312,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
     for trajectory in trajectories:
         if trajectory.failure is not None:
             raise DataError(f"scripted episode {trajectory.sample.id} failed: {trajectory.failure}")
-    return Demonstrations(trajectories, len(trajectories), {}, "scripted")
+    return learned_from(Demonstrations(trajectories, len(trajectories), {}, "scripted"), config)
 
 
 def _progress(console: Console) -> Progress:
