@@ -68,6 +68,8 @@ class Extension:
     demonstrations: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, what a fine-tuning learns from, (config, student, note) ->
     Demonstrations."""
+    held_out: Mapping[str, str] = field(default_factory=dict)
+    """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
     trackers: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +150,7 @@ OURS = {
     ),
     "conversations": Extension(
         demonstrations={"conversations.files": "turnwise.ext.conversations.demonstrations:read_conversations"},
+        held_out={"conversations.eval_files": "turnwise.ext.conversations.demonstrations:read_held_out"},
         unlearned={
             "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
             "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",

@@ -36,13 +36,21 @@ from turnwise.storage.trackers.choose import check_trackers
 from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
-from turnwise.training.demonstrations import Demonstrations, gather, keep, kept, learned_from
+from turnwise.training.demonstrations import Demonstrations, gather, held_out, keep, kept, learned_from
 from turnwise.training.endpoint_episodes import Student
 from turnwise.training.runs.resume_config import existing_run, resume_command
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
-from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
+from turnwise.training.sft import (
+    check_sequences,
+    count_updates,
+    fingerprint,
+    heldout_loss,
+    learn,
+    learner_config,
+    shuffled,
+)
 from turnwise.types import Group, Sample, Trajectory
 
 POLICY, ADAPTER = "policy", "policy_adapter"
@@ -67,6 +75,8 @@ class SftReport:
     first_loss: float | None
     """None when it was stopped before the first step."""
     last_loss: float | None
+    heldout_losses: tuple[float, float] | None
+    """Of conversations that were not learned, before the first step and after the last; None without any."""
     tokens: int
     """Policy tokens learned from, each as often as it came up."""
     trajectories: int
@@ -95,6 +105,9 @@ class SftReport:
         table.add_row("policy tokens", f"{self.tokens:,}")
         if self.first_loss is not None and self.last_loss is not None:
             table.add_row("loss, first -> last step", f"{self.first_loss:.4f} -> {self.last_loss:.4f}")
+        if self.heldout_losses is not None:
+            before, after = self.heldout_losses
+            table.add_row("loss of held-out conversations", f"{before:.4f} -> {after:.4f}")
         return table
 
     def __rich__(self) -> Table:
@@ -119,12 +132,12 @@ def fine_tune(
     directory, console = existing_run(config, "sft"), console_or_stderr(console)
     renderer = make_renderer(config)
     own = None if directory is None else kept(directory)
-    if own is not None and directory is not None:
-        if trajectories is not None:
-            _refuse_others(directory, own, gather(config, _student(config, renderer), trajectories, printer(console)))
-        return run_stoppable(_run(config, console, renderer, own))
-    source = _source(config, renderer, samples, trajectories, console)
-    return run_stoppable(_run(config, console, renderer, source))
+    student = _student(config, renderer)
+    heldout = to_sequences(held_out(config, student, printer(console)))
+    if own is not None and directory is not None and trajectories is not None:
+        _refuse_others(directory, own, gather(config, student, trajectories, printer(console)))
+    source = own or _source(config, student, samples, trajectories, console)
+    return run_stoppable(_run(config, console, renderer, source, heldout))
 
 
 def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
@@ -137,7 +150,7 @@ def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
         )
     renderer = make_renderer(config)
     played = replace(config, sft=replace(config.sft, traces=min(config.sft.traces, PREVIEWED)))
-    source = _source(played, renderer, None, None, console)
+    source = _source(played, _student(config, renderer), None, None, console)
     demonstrations = source if isinstance(source, Demonstrations) else run_stoppable(_play(*source, console))
     sequences = to_sequences(demonstrations.used)
     check_sequences(sequences)
@@ -152,13 +165,13 @@ def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
 
 def _source(
     config: Config,
-    renderer: Renderer,
+    student: Student,
     samples: Iterable[Sample] | None,
     trajectories: Sequence[Trajectory] | None,
     console: Console,
 ) -> Demonstrations | tuple[Script, Prepared]:
     """What there is to learn from, or who will play it."""
-    demonstrations = gather(config, _student(config, renderer), trajectories, printer(console))
+    demonstrations = gather(config, student, trajectories, printer(console))
     if demonstrations is not None:
         return demonstrations
     script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
@@ -183,7 +196,11 @@ def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations | N
 
 
 async def _run(
-    config: Config, console: Console, renderer: Renderer, source: Demonstrations | tuple[Script, Prepared]
+    config: Config,
+    console: Console,
+    renderer: Renderer,
+    source: Demonstrations | tuple[Script, Prepared],
+    heldout: list[TrainSequence],
 ) -> SftReport:
     with open_sft_run(config, console) as run:
         if isinstance(source, Demonstrations) and run.is_over():
@@ -201,11 +218,11 @@ async def _run(
             if kept(run.dir) is None:
                 await keep(run.recorder, demonstrations)
             await run.recorder.do(prepare_again, run.dir.path, demonstrations.used, _prepare(renderer))
-            await _train(run, renderer, demonstrations)
+            await _train(run, renderer, demonstrations, heldout)
         return _report(run, demonstrations)
 
 
-async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations) -> None:
+async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations, heldout: list[TrainSequence]) -> None:
     """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
     config, sequences, progress = run.config, to_sequences(demonstrations.used), run.progress
     check_sequences(sequences)
@@ -223,11 +240,16 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         # more threads are slower on small models and busy machines
         in_threads = computing(max(1, config.engine.threads), learner.device)
         batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-        update, budget = in_threads(learn), config.learner.token_budget
+        update, measure, budget = in_threads(learn), in_threads(heldout_loss), config.learner.token_budget
+        if heldout and progress.first_heldout is None:
+            progress.first_heldout = await asyncio.to_thread(measure, learner, heldout, budget)
+            run.note(f"loss of {len(heldout)} held-out conversations: {progress.first_heldout:.3f}")
         with run.stop_on_signal(), _progress(run.console) as bars:
             bar = bars.add_task("training", total=steps, completed=progress.step)
             while run.should_continue():
-                run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
+                step = await asyncio.to_thread(update, learner, next(batches), budget)
+                is_due = heldout and run.should_evaluate()
+                run.finish_step(step, await asyncio.to_thread(measure, learner, heldout, budget) if is_due else None)
                 bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
                 if run.should_save():
                     await run.recorder.do(in_threads(run.save), learner)
@@ -238,7 +260,7 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")
         run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
     else:
-        task = "" if config.task in (None, Config.task) else f"task={shlex.quote(str(config.task))} "
+        task = "" if config.task == Config.task else f"task={shlex.quote(config.task or 'null')} "
         run.note(f"train the policy further with: turnwise train {task}model.path={policy}")
 
 
@@ -267,12 +289,17 @@ def _report(run: SftRun, demonstrations: Demonstrations) -> SftReport:
         seconds=run.seconds(),
         first_loss=progress.first_loss,
         last_loss=progress.last_loss,
+        heldout_losses=_both(progress.first_heldout, progress.last_heldout),
         tokens=progress.tokens,
         trajectories=demonstrations.read,
         used=len(demonstrations.used),
         dropped=demonstrations.dropped,
         resume=None if over else resume_command(run.dir.name, run.config, "sft"),
     )
+
+
+def _both(first: float | None, last: float | None) -> tuple[float, float] | None:
+    return None if first is None or last is None else (first, last)
 
 
 def _short(path: Path) -> str:

@@ -21,8 +21,8 @@ def policy_text(
     heard = renderer.call_format.parse(message.text, turn=0, in_reasoning=False, tools=tools)
     if any(call.problem is not None for call in heard.tool_calls):  # what it says cannot be said otherwise
         wanted = replace(message, tool_calls=(), answer=None)
-        text = _by_format(renderer, wanted, is_open=is_open)
-        return text, renderer.call_format.parse(text, turn=0, in_reasoning=is_open, tools=tools)
+        words = _by_format(renderer, wanted, is_open=is_open)
+        return words, renderer.call_format.parse(words, turn=0, in_reasoning=is_open, tools=tools)
     wanted = _in_parts(message, heard)
     for text in (_by_template(renderer, context, wanted, tools), _by_format(renderer, wanted, is_open=is_open)):
         if text is not None:

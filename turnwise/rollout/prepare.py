@@ -288,9 +288,9 @@ async def _engine(
         return
     renderer = prepared.renderer or make_renderer(config)
     if script is not None:
-        sampler, sample_of = scripted_sampler(renderer, script), {sample.id: sample for sample in prepared.samples}.get
-        speaks = partial(ScriptedBackend, script=sampler, sample_of=sample_of)
-        yield token_context(prepared, renderer, sampler, config.sampling, speaks)
+        scripted, sample_of = scripted_sampler(renderer, script), {sample.id: sample for sample in prepared.samples}.get
+        speaks = partial(ScriptedBackend, script=scripted, sample_of=sample_of)
+        yield token_context(prepared, renderer, scripted, config.sampling, speaks)
         return
     async with placement_of(config).open_sampler(renderer, tell) as sampler:
         yield token_context(prepared, renderer, sampler, config.sampling)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turnwise.engines.samplers.scripted import Scene, ScriptedSampler
+from turnwise.engines.samplers.scripted import ScriptedSampler, Situation
 from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.types import Message, Sample, StopReason
 
@@ -28,5 +28,5 @@ class ScriptedBackend(TokenBackend):
         return full
 
     def _tell(self, messages: Sequence[Message]) -> None:
-        scene = Scene(self.sample_of(self.noise.sample), tuple(messages), tuple(self.tools))
-        self.script.scenes[self.conversation] = scene
+        situation = Situation(self.sample_of(self.noise.sample), tuple(messages), tuple(self.tools))
+        self.script.situations[self.conversation] = situation

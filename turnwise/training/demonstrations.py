@@ -83,6 +83,13 @@ def gather(
     return learned_from(every, config)
 
 
+def held_out(config: Config, student: Student, note: Note) -> list[Trajectory]:
+    """What extensions bring to measure the loss on, and not to learn from."""
+    sources = [spec for key, spec in named("held_out").items() if value_of(config, key)]
+    parts = [load(spec, "source of demonstrations")(config, student, note) for spec in sources]
+    return [trajectory for part in parts for trajectory in learned_from(part, config).used]
+
+
 def learned_from(demonstrations: Demonstrations, config: Config) -> Demonstrations:
     """Without the turns that an extension is asked to leave out of the loss; they stay what the others follow."""
     rules = [load(spec, "rule") for key, spec in named("unlearned").items() if value_of(config, key)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from turnwise.config import LearnerConfig, SftConfig
 from turnwise.config.choices import Decay
-from turnwise.engines.learners.learner import Learner, NotFinite
+from turnwise.engines.learners.learner import Learner, NotFinite, Who
 from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
@@ -113,6 +113,14 @@ def _count_batches(lengths: Sequence[int], budget: int) -> int:
             count, size = count + 1, 0
         size += length
     return count
+
+
+def heldout_loss(learner: Learner, sequences: Sequence[TrainSequence], token_budget: int | None) -> float:
+    """The mean loss of the policy's tokens in sequences that are not learned."""
+    whole = tokens_by_trajectory(sequences)
+    parts = fill(sequences, token_budget or learner.token_budget)
+    scores = [learner.score(pack(part, whole), Who.POLICY) for part in parts]
+    return -sum(float(part.sum()) for part in scores) / sum(len(part) for part in scores)
 
 
 def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int | None) -> SftStep:

@@ -117,10 +117,14 @@ def test_a_dry_run_marks_what_is_learned_and_a_run_keeps_it(
     learned = [text for text, mask in zip(*row["segments"][0].values(), strict=True) if mask]
     assert "".join(learned).endswith("You are welcome.<|im_end|>")
     assert list(tmp_path.iterdir()) == [tmp_path / "a.jsonl"]
-    assert main([*command, "--json"]) == 0
+    write_lines(tmp_path / "b.jsonl", [{"messages": [*QUESTION, *ANSWER]}])
+    assert main([*command, "conversations.eval_files=[b.jsonl]", "--json"]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out.splitlines()[-1])
     assert (report["trajectories"], report["used"], report["steps"]) == (2, 1, 1)
+    before, after = report["heldout_losses"]
+    logged = [json.loads(line) for line in (tmp_path / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()]
+    assert before > 0 and [line["sft/heldout_loss"] for line in logged] == [after] != [before]
     assert "no message of the assistant's to learn (first: a.jsonl row 1)" in printed.out.replace("\n", " ")
     kept = read_trajectories(tmp_path / "runs" / "taught" / "trajectories" / "step_000000.parquet")
     assert [message.role for message in kept[0].messages] == [entry["role"] for entry in MESSAGES]

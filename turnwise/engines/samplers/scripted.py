@@ -20,7 +20,7 @@ from turnwise.types import Completion, FinishReason, JsonSchema, Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Situation:
     """What a conversation of an episode is about, and what was said in it."""
 
     sample: Sample | None = None
@@ -40,24 +40,24 @@ class ScriptRequest:
     """How calls are written: `request.call_format.render_call(call)`."""
     images: tuple[bytes, ...] = ()
     """Those the conversation has shown so far, encoded, in order."""
-    scene: Scene = Scene()
+    situation: Situation = Situation()
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """All messages so far, the prompt's first; none where an agent loop speaks in token ids."""
-        return self.scene.messages
+        return self.situation.messages
 
     @property
     def tools(self) -> tuple[JsonSchema, ...]:
         """The schemas of the tools that are offered."""
-        return self.scene.tools
+        return self.situation.tools
 
     @property
     def sample(self) -> Sample:
         """The row that is played: its ground truth, its `tools_kwargs`, all that the model is not told."""
-        if self.scene.sample is None:
+        if self.situation.sample is None:
             raise EngineError("only the script of a fine-tuning (sft.script) gets the sample")
-        return self.scene.sample
+        return self.situation.sample
 
     def call(self, name: str, **arguments: Any) -> str:
         """The text of a call, in the format of the model."""
@@ -124,7 +124,7 @@ class ScriptedSampler:
         self._call_end_id = end_id if call_end_id is None else call_end_id
         self._latency = latency
         self._turns: dict[str, int] = defaultdict(int)
-        self.scenes: dict[str, Scene] = {}
+        self.situations: dict[str, Situation] = {}
         """By conversation, where its backend tells them."""
 
     async def generate(self, request: Request) -> Completion:
@@ -136,9 +136,9 @@ class ScriptedSampler:
         turn = self._turns[episode]
         self._turns[episode] += 1
         images = tuple(span.media.content for span in request.media)
-        scene = self.scenes.get(episode, Scene())
+        situation = self.situations.get(episode, Situation())
         reply = self._script(
-            ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, images, scene)
+            ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, images, situation)
         )
         cut = _first_stop(reply, params.stop_strings)
         ids = self._tokenizer.encode(reply[:cut]).ids
@@ -156,7 +156,7 @@ class ScriptedSampler:
     async def release(self, conversation: str) -> None:
         """Forgets what the conversation was and how many turns it has had."""
         self._turns.pop(_episode(conversation), None)
-        self.scenes.pop(_episode(conversation), None)
+        self.situations.pop(_episode(conversation), None)
 
     async def publish(self, update: Update, version: int) -> None:
         """The script says the same; its tokens carry the new version."""
@@ -171,7 +171,7 @@ class ScriptedSampler:
     async def close(self) -> None:
         """Forgets all conversations."""
         self._turns.clear()
-        self.scenes.clear()
+        self.situations.clear()
 
 
 def _episode(conversation: str) -> str:

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from turnwise.config.knobs import harmless, knob, only, path
+from turnwise.config.knobs import also, harmless, knob, only, path
 
 
 class RowTools(enum.StrEnum):
@@ -22,7 +22,10 @@ class ConversationsConfig:
     files: list[str] = knob([], path(), harmless())
     """Conversations to learn from: JSON lines, JSON, CSV, parquet, Arrow, folders, datasets that `save_to_disk` wrote
     or of the hub. Set it to start from a stronger model's or people's conversations."""
-    tools: RowTools = knob(RowTools.none, only("conversations.files", "*"))
+    eval_files: list[str] = knob([], path(), harmless())
+    """Conversations that are not learned: their loss is measured before the first step, about ten times in between and
+    after the last. Set it to see when the model begins to know the others by heart."""
+    tools: RowTools = knob(RowTools.none, only("conversations.files", "*"), also("conversations.eval_files", "*"))
     """The tools shown in rows without a `tools` column. Take `rollout` when the rows call the tools of your task."""
     last_turn_only: bool = knob(False)
     """Learn the last message of the assistant only, also of recorded and scripted episodes. Set it when the earlier

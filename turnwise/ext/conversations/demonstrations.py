@@ -14,7 +14,7 @@ from turnwise.data.rows import Row, name_files, read_rows
 from turnwise.data.values import FieldError, shorten
 from turnwise.errors import DataError, PluginError
 from turnwise.ext.conversations.config import ConversationsConfig, RowTools
-from turnwise.ext.conversations.layouts import Layout, layout_of
+from turnwise.ext.conversations.layouts import RowLayout, layout_of
 from turnwise.ext.conversations.rows import ConversationRow, read_row
 from turnwise.rollout.imitation import Dialogue, imitate
 from turnwise.rollout.toolbox.files import load_tools
@@ -33,9 +33,19 @@ _PLACES = re.compile(r"\[\d+\]")
 
 def read_conversations(config: Config, student: Student, note: Callable[[str], None]) -> Demonstrations:
     """Every row of `conversations.files`; those that cannot be learned are counted by reason."""
+    files = name_files(data_files(section(config, ConversationsConfig).files, Split.TRAIN))
+    return _read(files, config, student, note)
+
+
+def read_held_out(config: Config, student: Student, note: Callable[[str], None]) -> Demonstrations:
+    """Every row of `conversations.eval_files` in the same way."""
+    files = name_files(data_files(section(config, ConversationsConfig).eval_files, Split.EVAL))
+    return _read(files, config, student, note)
+
+
+def _read(files: dict[Path, str], config: Config, student: Student, note: Callable[[str], None]) -> Demonstrations:
     settings = section(config, ConversationsConfig)
     reader = _Reader(config, settings, student, note, ImageCells(config.data.images_from))
-    files = name_files(data_files(settings.files, Split.TRAIN))
     run_stoppable(reader.read(files))
     dropped = {f"{reason} (first: {first})": count for reason, (count, first) in reader.refused.items()}
     if not reader.used:
@@ -63,7 +73,7 @@ class _Reader:
     async def read(self, files: dict[Path, str]) -> None:
         offered = self._offered() if self.settings.tools is RowTools.rollout else []
         for path, label in files.items():
-            layout: Layout | None = None
+            layout: RowLayout | None = None
             before, used = self.rows, len(self.used)
             for row in read_rows(path, label=label):
                 layout = layout or layout_of(row.values, row.name)
@@ -88,7 +98,7 @@ class _Reader:
         count, first = self.refused.get(reason, (0, f"{row.name} row {row.number}"))
         self.refused[reason] = count + 1, first
 
-    async def _trajectory(self, row: Row, layout: Layout, offered: list[JsonSchema]) -> Trajectory:
+    async def _trajectory(self, row: Row, layout: RowLayout, offered: list[JsonSchema]) -> Trajectory:
         talk = read_row(row.values, layout, self.images.of_row(row.file, None))
         self.unread |= talk.unread
         tools = offered if talk.tools is None else talk.tools

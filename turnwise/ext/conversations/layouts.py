@@ -21,7 +21,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """One way to write a conversation in the columns of a row."""
 
     name: str
@@ -42,7 +42,7 @@ _SPEAKERS = {
 """Who speaks in ShareGPT's rows, by the role that he has elsewhere."""
 
 
-def layout_of(values: Values, where: str) -> Layout:
+def layout_of(values: Values, where: str) -> RowLayout:
     """The layout of a row with these columns; DataError, which names the nearest, when it is none of them."""
     for layout in LAYOUTS:
         if all(column in values for column in layout.columns):
@@ -61,7 +61,7 @@ def layout_of(values: Values, where: str) -> Layout:
     )
 
 
-def _by_speakers(layout: Layout, values: Values) -> Layout:
+def _by_speakers(layout: RowLayout, values: Values) -> RowLayout:
     """A column `conversations` holds ShareGPT's `from` and `value`, or messages as elsewhere."""
     entries = values[layout.columns[0]]
     if layout is not SHAREGPT or not (isinstance(entries, list) and entries and isinstance(entries[0], dict)):
@@ -138,13 +138,13 @@ def _instruction(values: Values) -> Entries:
     )
 
 
-MESSAGES = Layout("messages of OpenAI, Hugging Face and verl", ("messages",), _messages("messages"))
-SHAREGPT_MESSAGES = Layout(MESSAGES.name, ("conversations",), _messages("conversations"))
-SHAREGPT = Layout("ShareGPT", ("conversations",), _sharegpt, ("system",))
+MESSAGES = RowLayout("messages of OpenAI, Hugging Face and verl", ("messages",), _messages("messages"))
+SHAREGPT_MESSAGES = RowLayout(MESSAGES.name, ("conversations",), _messages("conversations"))
+SHAREGPT = RowLayout("ShareGPT", ("conversations",), _sharegpt, ("system",))
 LAYOUTS = (
     MESSAGES,
     SHAREGPT,
-    Layout("prompt and completion, as TRL has them", ("prompt", "completion"), _prompt_and_completion),
-    Layout("Alpaca", ("instruction", "output"), _instruction, ("input", "system")),
+    RowLayout("prompt and completion, as TRL has them", ("prompt", "completion"), _prompt_and_completion),
+    RowLayout("Alpaca", ("instruction", "output"), _instruction, ("input", "system")),
 )
 """In the order in which they are tried."""

@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.data.images.cells import RowImages
 from turnwise.data.prompts import read_prompt
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
-from turnwise.ext.conversations.layouts import COMMON, Layout
+from turnwise.ext.conversations.layouts import COMMON, RowLayout
 from turnwise.types import JsonSchema, Message, Role
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -34,7 +34,7 @@ class ConversationRow:
     """Columns and keys that nobody reads."""
 
 
-def read_row(values: Mapping[str, Any], layout: Layout, cells: RowImages) -> ConversationRow:
+def read_row(values: Mapping[str, Any], layout: RowLayout, cells: RowImages) -> ConversationRow:
     """The conversation in a row; FieldError for one that cannot be used."""
     row: dict[str, Any] = plain(dict(values), "") or {}
     for column in layout.columns:
