@@ -15,7 +15,7 @@ def policy_text(
     """(the text that follows the header of a reply to `context`, the message that it is read as).
 
     It is what the chat template writes of the message, as its last, where that is read back as the same; else what the
-    tool-call format writes. DataError is for messages that neither can write.
+    tool-call format writes. TemplateError for a message that neither can write.
     """
     is_open = _opens_thought(renderer, context, tools)
     heard = renderer.call_format.parse(message.text, turn=0, in_reasoning=False, tools=tools)
