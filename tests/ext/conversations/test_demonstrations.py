@@ -1,13 +1,20 @@
 """Rows that cannot be learned, what is left out of the loss, and a run from a file on."""
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_rows import ANSWER, CALL, MESSAGES, QUESTION, TOOL, asked, learned, read, write_lines
+from PIL import Image
+from public_templates import save_tokenizer
 
+from turnwise import configure
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.commands.cli import main
+from turnwise.engines.rendering import make_renderer, renderer_of
 from turnwise.errors import DataError
 from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.training.endpoint_episodes import Student
@@ -129,3 +136,31 @@ def test_a_dry_run_marks_what_is_learned_and_a_run_keeps_it(
     kept = read_trajectories(tmp_path / "runs" / "taught" / "trajectories" / "step_000000.parquet")
     assert [message.role for message in kept[0].messages] == [entry["role"] for entry in MESSAGES]
     assert (tmp_path / "runs" / "taught" / "policy" / "model.safetensors").is_file()
+
+
+def test_images_stand_in_what_is_read(tmp_path: Path) -> None:
+    config = configure("model.path=tiny_vision")
+    seeing = Student(make_renderer(config), 1 << 20, 4096)
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    asking = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Which colour?"}]
+    rows = [
+        {"messages": [{"role": "user", "content": asking}, *ANSWER]},
+        {"messages": [{"role": "user", "content": "<image>Which colour?"}, *ANSWER], "images": [url]},
+    ]
+    read_in = read(asked([write_lines(tmp_path / "a.jsonl", rows)], "model.path=tiny_vision"), seeing)
+    first, second = (trajectory.segments[0] for trajectory in read_in.used)
+    assert first.token_ids.tolist() == second.token_ids.tolist() and len(first.media) == len(second.media) == 1
+    assert seeing.renderer.tokenizer.decode(first.token_ids[first.loss_mask]).startswith("5")
+
+
+def test_a_template_that_drops_thoughts_makes_two_sequences(tmp_path: Path) -> None:
+    folder = save_tokenizer("qwen3", tmp_path / "tokenizer")
+    thinking = Student(renderer_of(configure(), Tokenizer(folder)), 1 << 20, 1 << 20)
+    thought = [*QUESTION, {**ANSWER[0], "reasoning_content": "two and three"}, *QUESTION, *ANSWER]
+    read_in = read(asked([write_lines(tmp_path / "a.jsonl", [{"messages": thought}])]), thinking)
+    texts = [thinking.renderer.tokenizer.decode(ledger.token_ids) for ledger in read_in.used[0].segments]
+    assert ["two and three" in text for text in texts] == [True, False]
+    empty = "<think>\n\n</think>\n\n5<|im_end|>"
+    assert learned(read_in, thinking) == ["<think>\ntwo and three\n</think>\n\n5<|im_end|>", empty]
