@@ -83,23 +83,27 @@ def test_an_endpoint_s_calls_need_their_tools_and_its_rows_must_be_no_test(recor
         taught(recorded, tmp_path, f"data.eval_files=[{recorded.parent}/train.jsonl]")
 
 
-def test_a_scripted_teacher_gets_the_sample_the_messages_and_the_tools(tmp_path: Path) -> None:
+def test_a_scripted_teacher_gets_the_sample_the_messages_and_the_tools(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "teacher.py").write_text(
         "def script(seed):\n"
         "    def say(turn):\n"
         "        assert [tool['function']['name'] for tool in turn.tools] == ['calculate', 'python']\n"
         "        newest = turn.messages[-1]\n"
-        "        assert newest.text in turn.text and turn.messages[0].role == 'system'\n"
+        "        assert newest.text in turn.text and turn.messages[0].role == 'user'\n"
         "        if newest.role == 'tool':\n"
         "            return f'#### {newest.text}'\n"
         "        return turn.call('calculate', expression=turn.sample.ground_truth)\n"
         "    return say\n"
     )
     console = Console(record=True, file=(tmp_path / "out").open("w"), width=300)
-    asked = (f"sft.script={tmp_path}/teacher.py:script", "sft.traces=5", "rollout.interaction=code_verify")
-    report = fine_tune(configure(*SHORT, *asked, f"runs_dir={tmp_path}", "run=scripted"), console=console)
+    asked = (
+        f"sft.script={tmp_path}/teacher.py:script", "sft.traces=5", "rollout.interaction=code_verify",
+        f"data.train_files=[{recorded.parent}/train.jsonl]", "run=scripted",
+    )  # fmt: skip
+    report = fine_tune(configure(*SHORT, *asked, f"runs_dir={tmp_path}"), console=console)
+    assert "sft.traces=5, and there are 4 samples: each is played once" in console.export_text()
     learned = read_trajectories(report.run / "trajectories" / "step_000000.parquet")
     answers = [message.text for trajectory in learned for message in trajectory.answers if not message.tool_calls]
-    assert len(learned) == 5 and answers == [
+    assert len(learned) == 4 and answers == [
         f"#### {trajectory.sample.ground_truth}" for trajectory in learned for _ in range(2)
     ]

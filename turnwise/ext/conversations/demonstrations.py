@@ -53,7 +53,7 @@ def _read(files: dict[Path, str], config: Config, student: Student, note: Callab
         raise DataError(f"none of {reader.rows} conversations is left to learn from: {why}")
     if reader.unread:
         note(f"not read: {', '.join(sorted(reader.unread))}")
-    return Demonstrations(reader.used, reader.rows, dropped, "conversations of files:")
+    return Demonstrations(reader.used, reader.rows, dropped, "imported")
 
 
 @dataclass(slots=True)
