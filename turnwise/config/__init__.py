@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from turnwise.config.choices import ClusterName, Resume
 from turnwise.config.episodes import EvalConfig, RolloutConfig, ScoringConfig
 from turnwise.config.inputs import ChatConfig, DataConfig, EngineConfig, ModelConfig, SamplingConfig
-from turnwise.config.knobs import at_least, harmless, is_plugin, knob, only, path, reaches, was
+from turnwise.config.knobs import at_least, harmless, knob, leads_away, only, path, reaches, was
 from turnwise.config.training import AlgorithmConfig, LearnerConfig, SftConfig, TrackingConfig, TrainingConfig
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
 class Config:
     """The whole config: what a run is made of, by section."""
 
-    task: str | None = knob("arithmetic", path(), reaches("code", is_plugin))
+    task: str | None = knob("arithmetic", path(), reaches("code", leads_away))
     """A built-in task, my_task.py or module:NAME; it gives rows, tools, interaction and scorer. Set it to null
     when data.train_files or data.eval_files and scoring.scorers say everything."""
     profile: str | None = knob(None, harmless())
