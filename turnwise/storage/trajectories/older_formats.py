@@ -53,13 +53,11 @@ def _media(entries: Any) -> Any:
 
 def _facts(artifacts: dict[str, Any]) -> Row:
     """What the episode's own code had left there; a value of another kind is a user's, and stays."""
+    environment: Row | None = None
     match artifacts.get("environment"):
         case {"reward": int() | float() | None as reward, "finished": bool() as finished, "metrics": dict() as metrics}:
-            left_open = artifacts.pop("environment").get("left_open")
-            environment = {"reward": reward, "finished": finished, "metrics": list(metrics.items())}
-            environment["left_open"] = left_open
-        case _:
-            environment = None
+            left_open, totals = artifacts.pop("environment").get("left_open"), list(metrics.items())
+            environment = {"reward": reward, "finished": finished, "metrics": totals, "left_open": left_open}
     notes = _take(artifacts, "interaction_notes", list) or []
     return {
         "environment": environment,
