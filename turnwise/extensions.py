@@ -92,8 +92,8 @@ class Extension:
 
 _COMMON = ("model.precision", "engine.max_batch", "engine.sleep")
 _IN_PROCESS = (*_COMMON, "engine.batch_invariant")
-_GUEST = (*_COMMON, "engine.memory_fraction", "engine.retries", "servers.options")
-_SERVER = (*_GUEST, "servers.addresses", "servers.replicas", "servers.python")
+_ENGINES_OF_OTHERS = (*_COMMON, "engine.memory_fraction", "engine.retries", "servers.options")
+_SERVER = (*_ENGINES_OF_OTHERS, "servers.addresses", "servers.replicas", "servers.python")
 
 OWN = Engine("", "turnwise.engines.samplers.plugin:PluginOpener", reads=("engine.threads", "engine.retries"))
 """A sampler of the user's, `module:Class` or `file.py:Class`."""
@@ -248,7 +248,7 @@ OURS = {
             "vllm": Engine(
                 "vLLM in this process; it gets the new weights after each step. Needs vLLM in Turnwise's environment.",
                 "turnwise.ext.vllm.opener:VllmHere",
-                reads=_GUEST,
+                reads=_ENGINES_OF_OTHERS,
             ),
             "vllm_server": Engine(
                 "vLLM servers: started here, in an environment of their own, or attached to.",

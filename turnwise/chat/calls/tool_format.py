@@ -147,7 +147,7 @@ class FunctionFormat:
             )
         text = plugins.call(self.write, self.__name__, "tool format", call)
         if not isinstance(text, str):
-            raise PluginError(f"tool format {self.__name__!r}: write returned {reprlib.repr(text)}, no text")
+            raise PluginError(f"tool format {self.__name__!r}: write returned {reprlib.repr(text)}, not text")
         calls = self.parse(text, turn=0, in_reasoning=False).tool_calls
         return text if self.taught else refuse_unless_read_back(text, call, calls, self.__name__)
 
@@ -198,7 +198,7 @@ class ObjectFormat:
         function = functools.partial(getattr(self._value, method), *args, **options)
         result = plugins.call(function, f"{self.__name__}: {method}", "tool format")
         if not isinstance(result, kind):
-            problem = f"{method} returned {reprlib.repr(result)}, no {kind.__name__}"
+            problem = f"{method} returned {reprlib.repr(result)}, not a {kind.__name__}"
             raise PluginError(f"tool format {self.__name__!r}: {problem}")
         return result
 
