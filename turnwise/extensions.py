@@ -88,7 +88,7 @@ class Extension:
     imports: str | None = None
     """A module with `importing()`, a context to import users' files in, and `advice(error, place)` where that fails."""
     reaches: tuple[str, ...] = ()
-    """Its tools, and keys of a row's extra_info, that lead to code or an address: a run that was sent needs trust."""
+    """Names it brings, and keys of a row's extra_info, that lead to code or an address: a sent run needs trust."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """Configs of other systems: `turnwise check --from-NAME FILE` is (file, overrides) -> what it composes as ours."""
     keys: str | None = None
@@ -323,6 +323,7 @@ def import_hooks() -> list[str]:
 
 def engines() -> dict[str, Engine]:
     """Every engine that has a name."""
+    named("engines")  # which refuses a name that is taken
     return {name: engine for extension in extensions().values() for name, engine in extension.engines.items()}
 
 
@@ -332,7 +333,7 @@ def engine(name: str) -> Engine:
 
 
 def reaching() -> frozenset[str]:
-    """Tools, and keys of rows, by which code or an address is reached."""
+    """Names that extensions bring, and keys of rows, by which code or an address is reached."""
     return frozenset(name for extension in extensions().values() for name in extension.reaches)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.extensions import named, others
 from turnwise.system.plugins import load_module
 
@@ -149,6 +149,8 @@ def _verbs() -> dict[str, dict[str, Any]]:
     }
     for name, module in named("verbs", [name for names in VERBS.values() for name in names]).items():
         verb: Any = load_module(module, "verb")
+        if lacking := [part for part in ("HELP", "add_arguments", "run") if not hasattr(verb, part)]:
+            raise PluginError(f"verb {name!r}: the module {module} has no {', '.join(lacking)}")
         groups.setdefault(getattr(verb, "GROUP", "extensions"), {})[name] = verb
     return groups
 

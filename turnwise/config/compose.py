@@ -14,7 +14,7 @@ from turnwise.config import Config
 from turnwise.config.check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.config.environment import fill_in
 from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
-from turnwise.config.old_keys import GONE, renamed, translated
+from turnwise.config.old_keys import GONE, answers_to_old, renamed, translated
 from turnwise.config.sections import complete, full_config
 from turnwise.config.strict_yaml import read_yaml, write_yaml
 from turnwise.errors import ConfigError, nearest, one_line, unknown
@@ -244,7 +244,10 @@ def _read_file(path: Path, knobs: Mapping[str, Knob], *, of_a_run: bool = False)
         key: {"name": value} if isinstance(value, str) and _shorthand(str(key), knobs) != key else value
         for key, value in content.items()
     }
-    for key, value in _flatten(content).items():
+    values = _flatten(content)
+    if answers := answers_to_old(values):
+        raise ConfigError(f"{path}: {answers}")
+    for key, value in values.items():
         if key in knobs or not any(name.startswith(key + ".") for name in knobs):
             _check_given(key, value, knobs.get(_known_key(key, knobs, str(path))), str(path))
         elif value is not None:
