@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -28,9 +28,18 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-async def serve_app(app: ASGIApp, host: str, port: int, idle_seconds: float = IDLE_SECONDS) -> None:
-    """Serves an app on this host and port until the process is interrupted."""
+async def serve_app(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    idle_seconds: float = IDLE_SECONDS,
+    *,
+    ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serves an app on this host and port until the process is interrupted; `ready` is told the port it listens on."""
     with bind(host, port) as listening:
+        if ready is not None:
+            ready(listening.getsockname()[1])
         await uvicorn.Server(_settings(app, idle_seconds)).serve(sockets=[listening])
 
 
