@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -53,6 +52,7 @@ async def served(key: str | None = None, wrap: Callable[[Sampler], Sampler] | No
     """A policy that a script speaks for; the address of its endpoint."""
     renderer = make_renderer(config())
     sampler: Sampler = scripted_sampler(renderer, calling)
+    sampler.context_length = 4096
     policy = ServedPolicy("first", config(), renderer, sampler if wrap is None else wrap(sampler))
     async with serving_beside(make_app(policy, HOST, key), HOST) as port:
         yield f"http://{HOST}:{port}/v1"
@@ -183,9 +183,6 @@ def test_a_key_is_demanded():
     asyncio.run(run())
 
 
-HUGE = b'{"model": "first", "messages": [' + b" " * INTAKE.body + b"]}"
-
-
 def body(**other: Any) -> bytes:
     return json.dumps({"model": "first", "messages": [USER], **other}).encode()
 
@@ -193,7 +190,6 @@ def body(**other: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "status", "problem"),
     [
-        (HUGE, 413, "a request has at most"),
         (b'{"a": [' + b"[]," * INTAKE.values + b"[]]}", 413, "values"),
         (b"nonsense", 400, "the body is not JSON"),
         (b"[1]", 400, "not a JSON object"),
@@ -233,7 +229,22 @@ def test_what_cannot_be_served_is_refused_in_clear_words(content, status, proble
 
     refused, text, after = asyncio.run(run())
     assert (refused, after) == (status, 200), text
-    assert problem in json.loads(text)["error"] if status == 413 else problem in json.loads(text)["error"]["message"]
+    assert problem in json.loads(text)["error"]["message"]
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_comes():
+    async def run() -> bytes:
+        async with served() as base_url:
+            host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}content-length: {INTAKE.body + 1}\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 413") and f"a request has at most {INTAKE.body} bytes".encode() in answer
 
 
 def test_other_places_hosts_and_kinds_are_refused():
@@ -261,12 +272,3 @@ def test_an_engine_that_fails_is_a_server_error():
             await api.chat.completions.create(model="first", messages=[USER])
 
     with_client(use, wrap=lambda sampler: Broken(sampler, 1))  # type: ignore[arg-type,return-value]
-
-
-def test_the_config_s_sampling_is_the_default():
-    policy = ServedPolicy("first", replace(config()), make_renderer(config()), None)  # type: ignore[arg-type]
-    from turnwise.ext.serving.app import read
-
-    call, _ = read({"model": "first", "messages": [USER], "temperature": 0.3})
-    sampling = policy._sampling(call)
-    assert (sampling.temperature, sampling.max_tokens, sampling.top_p) == (0.3, 24, config().sampling.top_p)

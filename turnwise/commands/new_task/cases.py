@@ -13,7 +13,7 @@ SAYINGS = (
 )
 DEADLINE, LATEST = 30, 60
 """Days after delivery: until when an order comes back, and the oldest there is."""
-SPLITS = {"train": 400, "test": 64}
+SPLITS = {"train": 800, "test": 64}
 
 
 def files(tools: int, *, patience: bool) -> dict[str, str]:

@@ -43,6 +43,13 @@ def read(body: dict[str, Any]) -> tuple[Call, ServedRequest]:
     return call, request
 
 
+class ServingGate(Gate):
+    """The gate with refusals as OpenAI's clients read them."""
+
+    def refuse(self, status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+        return JSONResponse(openai_chat.write_error(Refused(text, code="refused")), status, headers)
+
+
 def make_app(policy: ServedPolicy, host: str, key: str | None) -> ASGIApp:
     """The endpoint of one policy at this host; with a key nobody is answered who does not bring it."""
 
@@ -74,4 +81,4 @@ def make_app(policy: ServedPolicy, host: str, key: str | None) -> ASGIApp:
         Route("/v1/chat/completions", answering(chat, openai_chat), methods=["POST"]),
         Route("/{path:path}", answering(nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
     ]
-    return Gate(Starlette(routes=routes), host, key, INTAKE)
+    return ServingGate(Starlette(routes=routes), host, key, INTAKE)
