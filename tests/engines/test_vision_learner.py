@@ -195,6 +195,7 @@ def ranks() -> Iterator[LocalRanks]:
     yield LocalRanks(["cpu", "cpu"], 1)
 
 
+@pytest.mark.long  # tests/ext/fsdp compares two processes with one, on text
 def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) -> None:
     kind = "qwen3_vl"
     VisionModel(build(kind)).save(tmp_path / "base")

@@ -213,8 +213,8 @@ def test_a_copy_in_another_format_looks_for_itself(kind: str) -> None:
     """Else features had the digits of whoever looked first: sampler or learner, before a run was resumed or after."""
     model = VisionModel(build(kind))
     narrow = copy.deepcopy(model).to(torch.bfloat16)
-    assert narrow.look([prepared(kind, 1)])[0].rows.dtype is torch.bfloat16
-    alone = VisionModel(build(kind)).look([prepared(kind, 1)])[0].rows
+    assert narrow.encode_images([prepared(kind, 1)])[0].rows.dtype is torch.bfloat16
+    alone = VisionModel(build(kind)).encode_images([prepared(kind, 1)])[0].rows
     assert torch.equal(model.encode_images([prepared(kind, 1)])[0].rows, alone)
 
 

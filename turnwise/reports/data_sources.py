@@ -54,6 +54,8 @@ class SourceReport:
     """Sequences an episode: more than one where the chat template rewrites history, or the loop forks."""
     task: dict[str, float] = field(default_factory=dict)
     """What the task itself measures, by its own names."""
+    repeated: dict[str, Share] = field(default_factory=dict)
+    """`pass@k`, `pass^k` and `maj@k`, where samples have several episodes (`eval.group_size`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _cells(source: SourceReport) -> dict[str, str]:
         "failed episodes": str(source.failed),
         "accuracy, first answer": accuracy(source.first_accuracy, source.first_accuracy_stderr),
         "accuracy, final answer": accuracy(source.accuracy, source.accuracy_stderr),
+        **{name: str(number) for name, number in source.repeated.items()},
         "flipped wrong -> right": str(source.wrong_to_right),
         "flipped right -> wrong": str(source.right_to_wrong),
         "reward": _number(source.reward),

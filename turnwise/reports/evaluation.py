@@ -15,6 +15,7 @@ from rich.text import Text
 from turnwise.errors import ScoringFailed
 from turnwise.reports.cannot_follow import cannot_follow
 from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_row, narrowest
+from turnwise.reports.repeated_answers import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
 from turnwise.rollout.toolbox.report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
@@ -105,7 +106,10 @@ class EvalReport(Printable):
         """A line of metrics.jsonl, in the names of an evaluation during training."""
         tokens = sum(source.policy_tokens for source in self.sources.values())
         line: dict[str, int | float] = {"step": 0, "seconds": round(self.seconds, 3), "tokens": tokens}
-        line |= {f"val/{name}": value for name, value in measured("accuracy", self.overall).items()}
+        overall = measured("accuracy", self.overall) | repeated_numbers(
+            most_repeated(repeated_answers(self.trajectories))
+        )
+        line |= {f"val/{name}": value for name, value in overall.items()}
         for name, source in self.sources.items():
             named = {
                 "accuracy": source.accuracy,
@@ -114,6 +118,7 @@ class EvalReport(Printable):
                 "reward": source.reward,
             }
             line |= {f"val/{kind}/{name}": value for kind, value in named.items() if value is not None}
+            line |= {f"val/{kind}": value for kind, value in repeated_numbers(source.repeated, name).items()}
             line |= {f"val/{TASK}/{name}/{measure}": value for measure, value in source.task.items()}
         return line
 
@@ -170,6 +175,14 @@ def measured(kind: str, measurement: Share | None, source: str | None = None) ->
         f"{kind}_stderr{end}": measurement.stderr,
         f"{kind}_n{end}": float(measurement.n),
     }
+
+
+def repeated_numbers(repeated: Mapping[str, Share], source: str | None = None) -> dict[str, float]:
+    """`pass@k` and its like as numbers by name, as `measured` gives them."""
+    numbers: dict[str, float] = {}
+    for kind, number in repeated.items():
+        numbers |= measured(kind, number, source)
+    return numbers
 
 
 def is_detail(name: str) -> bool:
@@ -232,6 +245,7 @@ def summarise(
         prompt_tokens=means.get("prompt_tokens"),
         render_exact=means.get("render_exact"),
         segments=means.get("segments"),
+        repeated=repeated_answers(trajectories),
         task={name.rpartition("/")[2]: value for name, value in reduce(observe(trajectories, declared)).items()},
     )
 

@@ -9,7 +9,15 @@ from turnwise.config import SamplingConfig
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.reports.data_sources import SourceReport
-from turnwise.reports.evaluation import EpisodeResult, accuracies, grade_all, measured, summarise
+from turnwise.reports.evaluation import (
+    EpisodeResult,
+    accuracies,
+    grade_all,
+    measured,
+    repeated_numbers,
+    summarise,
+)
+from turnwise.reports.repeated_answers import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, declared_by
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.episode import RolloutContext
@@ -49,7 +57,10 @@ async def measure(
             numbers |= {f"{name}{TASK}/{source}/{metric}": value for metric, value in report.task.items()}
             final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
             numbers |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
+            numbers |= {} if name else repeated_numbers(report.repeated, source)
         numbers |= measured(f"{name}accuracy", accuracies(results)[0])
+        # Greedily, a sample's episodes repeat each other.
+        numbers |= {} if name else repeated_numbers(most_repeated(repeated_answers(trajectories)))
     await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", numbers)
     return numbers
 

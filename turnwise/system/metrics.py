@@ -65,8 +65,8 @@ class Share:
         return f"{100 * self.value:.1f}% ± {100 * self.stderr:.1f} ({counts})"
 
 
-def share(outcomes: Iterable[tuple[Hashable, bool]]) -> Share | None:
-    """The share of right outcomes, given as (sample, right); None of nothing.
+def share(outcomes: Iterable[tuple[Hashable, float]]) -> Share | None:
+    """The share of right outcomes, given as (sample, right), where right may be a chance of it; None of nothing.
 
     Episodes of one sample are not independent, so the variance is that of a mean over clusters,
 
@@ -76,7 +76,7 @@ def share(outcomes: Iterable[tuple[Hashable, bool]]) -> Share | None:
     number of samples where all outcomes agree. The standard error is half the width of Wilson's interval of one
     standard deviation for that many, which is not zero for 0 right of 8.
     """
-    right: dict[Hashable, int] = defaultdict(int)
+    right: dict[Hashable, float] = defaultdict(float)
     episodes: dict[Hashable, int] = defaultdict(int)
     for sample, is_right in outcomes:
         right[sample] += is_right

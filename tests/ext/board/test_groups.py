@@ -1,11 +1,10 @@
-"""A group's page: siblings side by side, and an estimate of pass@k that is right on average."""
+"""A group's page: siblings side by side with their numbers."""
 
-import itertools
 import json
 
 import pytest
 
-from turnwise.ext.board.groups import group, pass_at_k
+from turnwise.ext.board.groups import group
 from turnwise.ext.board.table import NotThere, Table
 from turnwise.storage.index import record
 
@@ -52,16 +51,3 @@ def test_all_equal_is_zero_variance_and_one_alone_is_not(run_dir, make):
     for shard, sample in ((SHARD, "x"), ("trajectories/step_000009", "a")):
         with pytest.raises(NotThere):
             group(run_dir, table, shard, sample)
-
-
-@pytest.mark.parametrize(("tries", "right"), [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (6, 6)])
-def test_pass_at_k_is_the_share_of_all_draws_with_a_right_one(tries, right):
-    outcomes = [True] * right + [False] * (tries - right)
-    for k in range(1, tries + 1):
-        draws = [any(draw) for draw in itertools.combinations(outcomes, k)]
-        assert pass_at_k(tries, right, k) == pytest.approx(sum(draws) / len(draws))
-
-
-def test_pass_at_more_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="pass@3"):
-        pass_at_k(2, 1, 3)

@@ -1,6 +1,5 @@
 """A group of siblings side by side: what each said, what it got, and how often k tries would hold a right one."""
 
-import math
 import statistics
 from typing import Any
 
@@ -9,6 +8,7 @@ from turnwise.ext.board.conversation import message_json, read_all
 from turnwise.ext.board.images import Pictures
 from turnwise.ext.board.json_values import plain
 from turnwise.ext.board.table import NotThere, Table
+from turnwise.reports.repeated_answers import pass_at_k
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Trajectory
 
@@ -44,13 +44,6 @@ def group(run: RunDir, table: Table, shard: str, sample: str, *, name: str | Non
             for entry, row, trajectory in zip(entries, rows, trajectories, strict=False)
         ],
     }
-
-
-def pass_at_k(tries: int, right: int, k: int) -> float:
-    """The chance that k of these tries, drawn without putting back, hold a right one: 1 - C(n-c, k) / C(n, k)."""
-    if not 0 <= right <= tries or not 1 <= k <= tries:
-        raise ValueError(f"pass@{k} of {right} right in {tries}")
-    return 1.0 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
 def _powers(most: int) -> list[int]:

@@ -125,7 +125,7 @@ class GvisorZygote:
                 check_greeting(await child.expect())
         except (ProtocolError, TimeoutError) as error:
             child.close()
-            raise SandboxLost(f"a new session did not come up: {error or 'it says nothing'}") from error
+            raise SandboxLost(f"a new sandbox session did not come up: {error or 'it says nothing'}") from error
         except BaseException:
             child.close()
             raise

@@ -128,7 +128,7 @@ class Zygote:
                 check_greeting(await hello)
         except wire.ProtocolError as error:
             child.close()
-            raise SandboxLost(f"a new session did not come up: {error}") from error
+            raise SandboxLost(f"a new sandbox session did not come up: {error}") from error
         except OSError as error:  # TimeoutError is one
             child.close()
             raise SandboxLost(f"the sandbox's parent process does not answer: {error}") from error

@@ -30,6 +30,7 @@ def replaying_board(tmp_path_factory):
             process.terminate()
 
 
+@pytest.mark.long  # test_replays.py plays through the same routes
 def test_a_reply_is_edited_on_the_page_and_the_episode_goes_on_from_there(browser, replaying_board, watch):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(120_000)

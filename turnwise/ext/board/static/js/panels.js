@@ -11,6 +11,7 @@ export function panelSections(names, spreads = []) {
   const unpenalised = left.has("actor/reward_kl_penalty") ? [] : ["mean", "max", "min"].map((kind) => `critic/rewards/${kind}`).filter((name) => left.delete(name));
   const spread = new Set(spreads);
   const { looking, measured, counts } = measures(left);
+  const severalTries = repeated(left);
   const { overall, others } = accuracy(left);
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
@@ -19,6 +20,7 @@ export function panelSections(names, spreads = []) {
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
+    { title: "Several episodes of a sample", note: "held-out samples: pass@k, one of k is right; pass^k, all k are; maj@k, the answer that most of k give is", panels: severalTries },
     { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking },
     { title: "Measured by the task", panels: measured },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
@@ -96,6 +98,24 @@ function accuracy(left) {
   if (bySource.size === 1) return { overall: sources, others: more };
   if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true })], others: [...sources, ...more] };
   return { overall: sources.slice(0, MOST_BESIDE), others: [...sources.slice(MOST_BESIDE), ...more] };
+}
+
+const REPEATED = /^val\/((?:pass[@^]|maj@)\d+)(_stderr|_n)?(?:\/(.+))?$/;
+
+// A panel for each data source (and one over all), with a line for each measure; an error is drawn with its line.
+function repeated(left) {
+  const bySource = new Map();
+  for (const name of [...left]) {
+    const match = REPEATED.exec(name);
+    if (!match) continue;
+    left.delete(name);
+    const [, label, detail, source = ""] = match;
+    if (detail) continue;
+    const end = source && `/${source}`;
+    bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name, error: `val/${label}_stderr${end}` }]);
+  }
+  if (bySource.size <= 2) bySource.delete(""); // of one source all is said by its own
+  return [...bySource].map(([source, lines]) => panel(source || "all sources", lines, { percent: true }));
 }
 
 const MOST_BESIDE = 2; // accuracies beside the reward when there is none over all sources
