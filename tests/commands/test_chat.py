@@ -18,7 +18,7 @@ SCRIPT = """\
 engine:
   name: scripted
   script:
-  - "<tool_call>\\n{\\"name\\": \\"find_order\\", \\"arguments\\": {\\"order\\": \\"9231\\"}}\\n</tool_call>"
+  - "<tool_call>\\n{\\"name\\": \\"find_order\\", \\"arguments\\": {\\"order\\": \\"6635\\"}}\\n</tool_call>"
   - It came late.
   - "#### nothing"
 """
@@ -45,22 +45,22 @@ def chat(monkeypatch: pytest.MonkeyPatch, typed: str, *args: str) -> tuple[int, 
 
 
 def test_what_is_typed_is_answered_with_tools_until_it_ends(desk, monkeypatch):
-    typed = "Where is order 9231?\nAnd now?\n/help\n/reset\nOnce more, order 9231\n"
+    typed = "Where is order 6635?\nAnd now?\n/help\n/reset\nOnce more, order 6635\n"
     code, out, err = chat(monkeypatch, typed, "--config", "script.yaml", desk)
     assert code == 0, err
     lines = [line.strip() for line in out.splitlines()]
-    first = lines.index("you: Where is order 9231?")
-    assert lines[first + 1] == '-> find_order {"order": "9231"}'
-    assert lines[first + 2].startswith("tool find_order: ") and "days ago" in lines[first + 2]
+    first = lines.index("you: Where is order 6635?")
+    assert lines[first + 1] == '-> find_order {"order": "6635"}'
+    assert lines[first + 2].startswith("tool find_order: ") and "weeks ago" in lines[first + 2]
     assert lines[first + 3 : first + 6] == ["assistant: It came late.", "you: And now?", "assistant: #### nothing"]
     assert any("there is no '/help'" in line for line in lines)
-    assert lines.count('-> find_order {"order": "9231"}') == 2  # the second conversation begins anew
+    assert lines.count('-> find_order {"order": "6635"}') == 2  # the second conversation begins anew
     assert sorted(path.name for path in Path().iterdir()) == ["desk", "script.yaml"]  # nothing was written
 
 
 def test_a_sample_is_played_by_its_simulated_user_and_scored(desk, monkeypatch):
     code, out, err = chat(
-        monkeypatch, "", "--config", "script.yaml", desk, "--sample", "1", "--user", "--out", "said.jsonl"
+        monkeypatch, "", "--config", "script.yaml", desk, "--sample", "0", "--user", "--out", "said.jsonl"
     )
     assert code == 0, err
     assert "user: Well? I have no time. What will you do?" in out

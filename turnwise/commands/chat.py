@@ -111,7 +111,7 @@ async def _talk(
     from turnwise.scoring.scorer import apply
 
     (sample,) = prepared.samples
-    async with open_context(prepared, say=terminal.say) as context:
+    async with open_context(prepared) as context:
         talks = conversations(context, terminal, sample, typed=typed, simulated=simulated)
         async with aclosing(talks):
             async for trajectory in talks:

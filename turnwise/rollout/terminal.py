@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,7 +147,7 @@ class PrintedConversation(Conversation):
 
 async def conversations(
     context: RolloutContext, terminal: Terminal, sample: Sample, *, typed: bool, simulated: bool
-) -> AsyncIterator[Trajectory]:
+) -> AsyncGenerator[Trajectory, None]:
     """One episode after the other until the person leaves. With `typed` the person's first words stand in the place of
     the sample's; `simulated` says that the task's own user speaks after them."""
 

@@ -11,8 +11,8 @@ SAYINGS = (
     "The {item} of order {order} is not what I wanted.",
     "Please take order {order} back.",
 )
-DEADLINE, LATEST = 30, 60
-"""Days after delivery: until when an order comes back, and the oldest there is."""
+DEADLINE, LATEST = 4, 8
+"""Weeks after delivery: until when an order comes back, and the oldest there is."""
 SPLITS = {"train": 800, "test": 64}
 
 
@@ -20,11 +20,11 @@ def files(tools: int, *, patience: bool) -> dict[str, str]:
     """The texts of orders.json, train.jsonl and test.jsonl."""
     rng = random.Random(0)
     numbers = rng.sample(range(1000, 10_000), sum(SPLITS.values()))
-    orders = {str(number): {"item": rng.choice(ITEMS), "days": rng.randint(1, LATEST)} for number in numbers}
+    orders = {str(number): {"item": rng.choice(ITEMS), "weeks": rng.randint(1, LATEST)} for number in numbers}
     cases = []
     for order, facts in orders.items():
         case: dict[str, Any] = {"says": rng.choice(SAYINGS).format(order=order, item=facts["item"])}
-        case["right"] = _right(tools, order, int(str(facts["days"])))
+        case["right"] = _right(tools, order, int(str(facts["weeks"])))
         patient_for = rng.randint(1, 3)
         cases.append(case | ({"patience": patient_for} if patience else {}))
     listed = ",\n".join(f"  {json.dumps(order)}: {json.dumps(facts)}" for order, facts in orders.items())
@@ -35,9 +35,9 @@ def files(tools: int, *, patience: bool) -> dict[str, str]:
     return texts
 
 
-def _right(tools: int, order: str, days: int) -> str | list[str]:
+def _right(tools: int, order: str, weeks: int) -> str | list[str]:
     """The right answer, or the right acts where there are tools to act with."""
-    early = days <= DEADLINE
+    early = weeks <= DEADLINE
     if tools == 1:
         return "yes" if early else "no"
     if early:

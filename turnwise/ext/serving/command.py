@@ -71,4 +71,8 @@ async def _serve(policy: "NamedPolicy", host: str, port: int, key: str | None) -
         from turnwise.ext.serving.serve import serve
     except ModuleNotFoundError as error:
         raise ConfigError(f'the endpoint needs {error.name}: pip install "turnwise[serving]"') from error
-    await serve(policy, host, port, key, say=lambda text: sys.stderr.write(f"{text}\n"))
+    await serve(policy, host, port, key, _say)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
