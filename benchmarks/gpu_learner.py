@@ -22,9 +22,8 @@ import torch
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName
+from turnwise.engines.learners.learner import SUPERVISED, TokenBatch
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import SUPERVISED
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig, RopeConfig
 

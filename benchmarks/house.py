@@ -95,6 +95,11 @@ class House:
     def module(self, path: Path) -> str:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
 
+    def owner(self, path: Path) -> str:
+        """The extension of a file; all of the core is one."""
+        parts = path.relative_to(self.package).parts
+        return parts[1] if parts[0] == "ext" else ""
+
     def layers(self) -> object:
         path = self.root / "tests" / "test_architecture.py"
         for node in ast.parse(path.read_text()).body if path.exists() else ():
@@ -166,6 +171,7 @@ class House:
                     importers[name].add(path)
         return sum(
             len(paths) == 1
+            and self.owner(next(iter(paths))) == self.owner(self.modules[name])
             and self.lines[self.modules[name]] + self.lines[next(iter(paths))] <= 400
             and self.modules[name].name != "__init__.py"
             for name, paths in importers.items()

@@ -50,9 +50,8 @@ def batch_of(case: str, vocab: int) -> tuple[list[list[int]], list[list[bool]]]:
 def ours(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
     """A step of the learner; returns loss and gradient norm."""
     from turnwise.config import LearnerConfig
+    from turnwise.engines.learners.learner import SUPERVISED, TokenBatch
     from turnwise.engines.learners.local import LocalLearner
-    from turnwise.engines.learners.objective import SUPERVISED
-    from turnwise.engines.learners.token_batch import TokenBatch
 
     config = LearnerConfig(lr=LR, device=device, gradient_checkpointing=recompute)
     learner = LocalLearner(Decoder.read(folder), config, temperature=1.0)

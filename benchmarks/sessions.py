@@ -26,7 +26,7 @@ import httpx
 
 from turnwise.data.task_config import configure
 from turnwise.engines.samplers.scripted import ScriptRequest
-from turnwise.ext.http_env.environment import EnvironmentClient, HttpEnvOptions
+from turnwise.ext.http_env.loop import EnvironmentClient, HttpEnvOptions
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import open_context, prepare
 from turnwise.scoring.event_loop_resources import close_loop_resources

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import vision_processors as made
+from tiny_vision_recipe import fresh_model, write_folder
 
 import turnwise
 from turnwise.commands.cli import main
@@ -13,8 +14,6 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.errors import DataError
 from turnwise.ext.board.table import Table
 from turnwise.ext.board.tokens import tokens
-from turnwise.ext.tinylook.model.folder import write_folder
-from turnwise.ext.tinylook.model.network import fresh_model
 from turnwise.sft import fine_tune
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories.files import read_trajectories

@@ -161,8 +161,8 @@ OURS = {
     ),
     "sandbox": Extension(
         tools={
-            "python": "turnwise.ext.sandbox.tools.python:python",
-            "code_interpreter": "turnwise.ext.sandbox.tools.code_interpreter:code_interpreter",
+            "python": "turnwise.ext.sandbox.python_tool:python",
+            "code_interpreter": "turnwise.ext.sandbox.python_tool:code_interpreter",
         },
         scorers={"code_tests": "turnwise.ext.sandbox.scoring.code_tests:code_tests"},
         sources=dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from turnwise.errors import ConfigError
-from turnwise.ext.http_env.environment import KEY, SESSION, HttpEnvOptions
+from turnwise.ext.http_env.loop import KEY, SESSION, HttpEnvOptions
 from turnwise.system.addresses import check_binding
 from turnwise.system.serving import Gate, Intake, serve_app
 

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
-from turnwise.engines.learners.token_batch import TokenBatch
 
 Case = tuple[Tensor, Sequence[int], Tensor]
 """Tokens [T], the lengths of their sequences, and the places [N] of the policy's."""

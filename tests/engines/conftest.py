@@ -10,7 +10,7 @@ import torch
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig
-from turnwise.engines.samplers.cpu.exactness import find_regime
+from turnwise.engines.samplers.cpu.threads import find_regime
 from turnwise.system import time_budget
 
 sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by path; what they share is found by name

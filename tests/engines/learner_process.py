@@ -11,14 +11,12 @@ import torch
 
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
+from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.threads import REGIMES
 from turnwise.engines.weight_updates import FullWeights
 
 

@@ -9,8 +9,8 @@ from turnwise.engines.model.attention import Chunk, Regime, pad_rows
 from turnwise.engines.model.decoder import PLAIN, Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import LayerCache, Mixing, ModelInputs
-from turnwise.engines.samplers.cpu.exactness import find_regime
 from turnwise.engines.samplers.cpu.steps import decode, prefill
+from turnwise.engines.samplers.cpu.threads import find_regime
 from turnwise.engines.samplers.kv_cache import ActiveRows
 
 

@@ -5,7 +5,7 @@ from waits import assert_the_second_waits_for_the_first
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.samplers.cpu.batching import Batcher
-from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.threads import REGIMES
 from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.weight_updates import FullWeights

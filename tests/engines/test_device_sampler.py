@@ -18,7 +18,7 @@ from written import Written, key, letters, prompt, write
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.transformers.model import TransformersModel
-from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.threads import REGIMES
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.gpu.cuda import CudaSampler
 from turnwise.engines.samplers.gpu.steps import page_bytes

@@ -10,8 +10,8 @@ from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.engines.model.policy_model import Attend, ModelInputs
-from turnwise.engines.samplers.cpu import exactness
-from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime, holds
+from turnwise.engines.samplers.cpu import threads
+from turnwise.engines.samplers.cpu.threads import REGIMES, find_regime, holds
 
 SHAPES = {
     "grouped": DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512),
@@ -46,9 +46,9 @@ def test_the_first_that_holds_is_taken_and_none_when_none_does(
     one_row = Regime(1, 1, 1 << 20)
     if holds(decoder, one_row):
         pytest.skip("on this machine no shape of a product changes its rounding")
-    monkeypatch.setattr(exactness, "REGIMES", (one_row, regime))
+    monkeypatch.setattr(threads, "REGIMES", (one_row, regime))
     assert find_regime(decoder) == regime
-    monkeypatch.setattr(exactness, "REGIMES", (one_row,))
+    monkeypatch.setattr(threads, "REGIMES", (one_row,))
     assert find_regime(decoder) is None
 
 

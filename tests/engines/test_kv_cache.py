@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from turnwise.engines.model.model_shape import LayerCache
+from turnwise.engines.model.policy_model import LayerCache
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,

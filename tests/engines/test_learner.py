@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Aggregation, Decay, Precision
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import NotFinite, Who
+from turnwise.engines.learners.learner import SUPERVISED, NotFinite, Objective, Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
-from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.optimizer import lr_at
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig, layout

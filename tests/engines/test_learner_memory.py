@@ -21,9 +21,8 @@ from turnwise.engines.learners.activation_memory import (
     choose,
     estimate,
 )
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import SUPERVISED, Objective, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.splitting import halves, whole
 from turnwise.engines.memory_plan import LARGEST_BUDGET
 from turnwise.engines.model.decoder import Decoder

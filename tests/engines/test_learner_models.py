@@ -10,10 +10,8 @@ from batches import batch_of
 
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import SUPERVISED, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import SUPERVISED, Objective
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.loading import add_lora
 from turnwise.engines.model.policy_model import PolicyModel

@@ -10,9 +10,7 @@ import torch
 from learner_process import RemoteLearner, make
 
 from turnwise.data.task_config import configure
-from turnwise.engines.learners.learner import Learner, NotFinite, Who
-from turnwise.engines.learners.objective import SUPERVISED, Objective
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import SUPERVISED, Learner, NotFinite, Objective, TokenBatch, Who
 from turnwise.errors import EngineError, PluginError
 from turnwise.training.kl import controller
 from turnwise.training.optimise import check_logprob_gap, optimise, score

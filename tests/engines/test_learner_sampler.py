@@ -21,7 +21,7 @@ from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.threads import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.weight_updates import FullWeights

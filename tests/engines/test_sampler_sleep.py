@@ -11,7 +11,7 @@ from written import write
 
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.threads import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Logprobs

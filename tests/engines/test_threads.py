@@ -10,8 +10,7 @@ from written import Written, write
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.cpu.exactness import REGIMES, holds
-from turnwise.engines.samplers.cpu.threads import UNPADDED, ThreadChoice, choose_threads, usable_cores
+from turnwise.engines.samplers.cpu.threads import REGIMES, UNPADDED, ThreadChoice, choose_threads, holds, usable_cores
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.errors import EngineError

@@ -19,7 +19,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.engines.samplers.cpu import batching
-from turnwise.engines.samplers.cpu.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.cpu.threads import REGIMES, find_regime
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler

@@ -21,10 +21,8 @@ from turnwise.chat.images.processor import ImageProcessor, find_image_processor
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import ModelImplementation
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import Objective, TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts
 from turnwise.engines.model.policy_model import PolicyModel

@@ -15,11 +15,9 @@ from seeing import KINDS, Shown, build, plain_logits, prepared, shown
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import SUPERVISED, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.splitting import halves, whole
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.loading import add_lora
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.transformers.model import TransformersModel

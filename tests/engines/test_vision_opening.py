@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from seeing import png
+from tiny_vision_recipe import fresh_model, write_folder
 from vision_families import UNFIT, build, write
 
 from turnwise import Config, configure
@@ -19,8 +20,6 @@ from turnwise.engines.opener import LearnerParts, check_vision, read_policy
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.errors import DataError, EngineError, TemplateError
-from turnwise.ext.tinylook.model.folder import write_folder
-from turnwise.ext.tinylook.model.network import fresh_model
 from turnwise.ledger import MediaSpan
 from turnwise.reports.plan import _images
 from turnwise.rollout.prepare import measured_images

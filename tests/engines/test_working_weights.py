@@ -14,11 +14,9 @@ from torch.nn import functional
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.learner import SUPERVISED, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.splitting import halves, whole
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.errors import EngineError

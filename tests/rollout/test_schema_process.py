@@ -9,8 +9,14 @@ import pytest
 from turnwise.config import RolloutConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.toolbox import schema as tool_schema
-from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, check_number
-from turnwise.rollout.toolbox.schema_process import CheckTookTooLong, SchemaCheckers, checkers
+from turnwise.rollout.toolbox.schema import (
+    ArgumentChecker,
+    BadArguments,
+    CheckTookTooLong,
+    SchemaCheckers,
+    check_number,
+    checkers,
+)
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.tool import FunctionTool
 from turnwise.types import CallStatus, Message, Role, Sample, ToolCall
@@ -43,7 +49,7 @@ ENDLESS = {
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("turnwise.rollout.toolbox.schema_process.SECONDS", 0.2)
+    monkeypatch.setattr("turnwise.rollout.toolbox.schema.SECONDS", 0.2)
 
 
 DEAR = ("patternProperties", "propertyNames", "alternatives")
@@ -114,10 +120,10 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name_on_one_line(parameters,
 
 
 def test_a_large_schema_that_takes_too_long_to_read_is_refused(monkeypatch):
-    monkeypatch.setattr("turnwise.rollout.toolbox.schema_process.SECONDS", 10.0)  # CPU time, on a busy machine too
+    monkeypatch.setattr("turnwise.rollout.toolbox.schema.SECONDS", 10.0)  # CPU time, on a busy machine too
     large = of(**{f"p{i}": {"type": "string", "minLength": 1} for i in range(3_000)})
     ArgumentChecker.of(schema(of(**{f"p{i}": {"type": "string"} for i in range(500)})), "look")
-    monkeypatch.setattr("turnwise.rollout.toolbox.schema_process.SECONDS", 1e-5)
+    monkeypatch.setattr("turnwise.rollout.toolbox.schema.SECONDS", 1e-5)
     with pytest.raises(PluginError, match="tool 'look': its schema cannot be checked: took longer than 1e-05 s"):
         ArgumentChecker.of(schema(large), "look")
 

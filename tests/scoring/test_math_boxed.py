@@ -15,8 +15,7 @@ import pytest
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.scoring.rules.boxed import boxes, tagged
-from turnwise.scoring.rules.math_boxed import find_answer, is_same, math_boxed, tidy
-from turnwise.scoring.rules.math_process import MathCheckers
+from turnwise.scoring.rules.math_boxed import MathCheckers, find_answer, is_same, math_boxed, tidy
 from turnwise.scoring.scorer import Score
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -199,7 +198,7 @@ def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
     """The checkers' standard input ends with the host, kill -9 included."""
     code = """
 import asyncio, os, signal
-from turnwise.scoring.rules.math_process import checkers
+from turnwise.scoring.rules.math_boxed import checkers
 asyncio.run(checkers.equal(("\\\\frac{1}{2}",), "0.5", 5.0))
 print(*(one._process.pid for one in checkers._all), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

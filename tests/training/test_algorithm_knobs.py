@@ -11,7 +11,7 @@ import pytest
 from turnwise.config import AlgorithmConfig
 from turnwise.config.choices import Correction, Excess, KLEstimator, OldLogprobs
 from turnwise.data.task_config import configure
-from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.learner import Objective
 from turnwise.rollout.prepare import prepare
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign

@@ -9,12 +9,11 @@ import torch
 from turnwise import configure
 from turnwise.config import AlgorithmConfig
 from turnwise.engines.learners.device_batch import on_device
+from turnwise.engines.learners.learner import Objective
 from turnwise.engines.learners.losses import policy_objective
-from turnwise.engines.learners.objective import Objective
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
-from turnwise.training.checks import check_training
-from turnwise.training.custom_advantage import check_choices
+from turnwise.training.checks import check_choices, check_training
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT
 

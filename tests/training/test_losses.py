@@ -10,6 +10,7 @@ import torch
 
 from turnwise.config import AlgorithmConfig
 from turnwise.config.choices import Aggregation, KLEstimator, PolicyLoss
+from turnwise.engines.learners.learner import SUPERVISED, Objective, Supervised
 from turnwise.engines.learners.losses import (
     aggregate,
     cispo,
@@ -20,7 +21,6 @@ from turnwise.engines.learners.losses import (
     supervised,
     value_objective,
 )
-from turnwise.engines.learners.objective import SUPERVISED, Objective, Supervised
 from turnwise.errors import ConfigError
 from turnwise.training.sequences import OPTIONAL
 

@@ -13,7 +13,7 @@ from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import config_from_hf
-from turnwise.engines.samplers.cpu.exactness import REGIMES
+from turnwise.engines.samplers.cpu.threads import REGIMES
 from turnwise.errors import TurnwiseError
 from turnwise.training import optimise as module
 from turnwise.training.optimise import check_logprob_gap, optimise, score

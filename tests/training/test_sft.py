@@ -11,9 +11,9 @@ import torch
 from tiny_recipe import SHAPE
 
 from turnwise.config import LearnerConfig, SftConfig
+from turnwise.engines.learners.learner import SUPERVISED
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import evaluate
-from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.huggingface_folder import config_from_hf
 from turnwise.errors import DataError, TurnwiseError

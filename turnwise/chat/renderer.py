@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from turnwise.chat.images.blocks import (
     media_of,
     with_images,
 )
-from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.render_check import SelfCheck
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
 from turnwise.chat.template.analysis import clock_formats
@@ -38,6 +37,9 @@ from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import Completion, Image, JsonSchema, Ledger, Message, RenderCheck, Role, Text
+
+if TYPE_CHECKING:
+    from turnwise.chat.images.processor import ImageProcessor
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 OPENED = 256
@@ -62,7 +64,7 @@ class Renderer:
         *,
         history: HistoryPolicy = HistoryPolicy.refuse,
         template_kwargs: dict[str, Any] | None = None,
-        images: ImageProcessor | None = None,
+        images: "ImageProcessor | None" = None,
         text_only: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer

@@ -23,6 +23,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """For a verb that runs what a recorded config names."""
+    parser.add_argument(
+        "--trust-run",
+        action="store_true",
+        help="let the run's own config import code, contact addresses and open files; only for runs that you trust",
+    )
+
+
 def refuse_unread(composed: "Composed") -> None:
     """A key that was set and has no effect is a mistake."""
     from turnwise.config.compose import unread

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.commands.rescore import TRUST
+from turnwise.commands import add_trust
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=int, metavar="K", help="begin with this evaluation sample, and score the end")
     parser.add_argument("--user", action="store_true", help="let the task's simulated user answer in your place")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the conversations to this file, one a line")
-    parser.add_argument("--trust-run", action="store_true", help=TRUST)
+    add_trust(parser)
     parser.epilog = f"""\
 {COMMANDS}. Nothing is written without --out.
 

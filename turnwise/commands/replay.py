@@ -5,8 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from turnwise.commands import add_json
-from turnwise.commands.rescore import TRUST
+from turnwise.commands import add_json, add_trust
 from turnwise.errors import ConfigError
 
 HELP = "play a recorded episode again: the same tokens, or what would follow an edited message or tool result"
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default=None, metavar="PATH", help="weights to play with (default: those that wrote the episode)"
     )
-    parser.add_argument("--trust-run", action="store_true", help=TRUST)
+    add_trust(parser)
     add_json(parser)
     parser.epilog = """\
 examples:

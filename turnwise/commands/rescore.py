@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnwise.commands import add_trust
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.config import Config
 
-TRUST = "let the run's own config import code, contact addresses and open files; only for runs that you trust"
 HELP = "score a recorded run again, with another scorer, options or weights, and show what would change"
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", nargs="+", default=[], metavar="PART=NUMBER", help="weights of the parts, such as acc=1 tool=0.2"
     )
-    parser.add_argument("--trust-run", action="store_true", help=TRUST)
+    add_trust(parser)
     parser.add_argument("--name", default=None, help="folder for the result, under RUN/rescored (default: numbered)")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
 

@@ -106,12 +106,12 @@ class Reservations(Protocol):
 
     @property
     def sampler_gpus(self) -> float:
-        """Of each sampler."""
+        """How many GPUs each sampler has reserved."""
         ...
 
     @property
     def learner_gpus(self) -> float:
-        """Of the learner, or of each of its processes."""
+        """How many GPUs the learner has reserved, or each of its processes."""
         ...
 
 

@@ -124,7 +124,7 @@ class Checkpoints:
 
     @property
     def each(self) -> int:
-        """The bytes of one checkpoint."""
+        """The bytes of one checkpoint: the policy's and the learner's state."""
         return self.policy + self.state
 
     def line(self) -> str:

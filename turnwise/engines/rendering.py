@@ -8,7 +8,6 @@ from turnwise import extensions
 from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.format_words import FormatChoice
 from turnwise.chat.calls.tool_format import load_format
-from turnwise.chat.images.processor import ImageProcessor, NotShown, find_image_processor
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
@@ -20,6 +19,7 @@ _tried: WeakKeyDictionary[Tokenizer, dict[tuple[str | None, ...], FormatChoice]]
 """The formats of tokenizers in use: inside another trainer every episode asks."""
 
 if TYPE_CHECKING:
+    from turnwise.chat.images.processor import ImageProcessor
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
 
 
@@ -37,6 +37,7 @@ def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | N
 
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
+    from turnwise.chat.images.processor import NotShown, find_image_processor
     from turnwise.engines.model.loading import read_tokenizer
 
     if config.chat.tool_format is not None:
@@ -54,7 +55,7 @@ def make_renderer(config: Config) -> Renderer:
 
 
 def renderer_of(
-    config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None, text_only: str | None = None
+    config: Config, tokenizer: Tokenizer, images: "ImageProcessor | None" = None, text_only: str | None = None
 ) -> Renderer:
     """The renderer of a tokenizer, wherever that is from; `images` for a model that sees, `text_only` for one that
     has an image processor and does not."""

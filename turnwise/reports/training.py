@@ -120,7 +120,7 @@ class TrainReport(Printable):
 
 
 def train_report(run: TrainRun) -> TrainReport:
-    """What came of a run so far."""
+    """What came of a run so far: why it ended, how long it took, and how accuracy and reward changed."""
     progress = run.progress
     return TrainReport(
         run=run.dir.path,

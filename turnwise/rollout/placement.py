@@ -47,7 +47,7 @@ class Placement(Protocol):
         ...
 
     def runner(self) -> Runner:
-        """What runs scorers."""
+        """The runner that runs scorers there."""
         ...
 
     def services(self, say: Say) -> AbstractAsyncContextManager[None]:
@@ -63,7 +63,7 @@ class Placement(Protocol):
         ...
 
     def plan_lines(self, *, training: bool) -> list[str]:
-        """What the plan says of it."""
+        """The plan's lines about where everything is."""
         ...
 
     async def layout(self, *, training: bool) -> Layout | None:
@@ -86,7 +86,7 @@ class Here:
         """There is nothing that a machine refuses to itself."""
 
     def runner(self) -> Runner:
-        """As `scoring.run` says."""
+        """The runner that `scoring.run` names, on this machine."""
         return make_runner(self.config.scoring)
 
     @asynccontextmanager
@@ -112,11 +112,11 @@ class Here:
         return []
 
     async def layout(self, *, training: bool) -> Layout | None:
-        """There are no nodes."""
+        """None: this machine is no cluster's node."""
         return None
 
     async def no_services(self) -> str | None:
-        """Nobody is waited for."""
+        """None: nothing here depends on another machine."""
         return None
 
 

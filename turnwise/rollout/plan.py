@@ -49,7 +49,7 @@ class Player:
 
     @classmethod
     def of(cls, config: Config) -> "Player | None":
-        """The first whose key is set."""
+        """The first of the extensions' loops whose key the config sets."""
         keys = ((key, loop, value_of(config, key)) for key, loop in named("players").items())
         return next((cls(loop, key, str(value)) for key, loop, value in keys if value is not None), None)
 

@@ -34,7 +34,6 @@ from turnwise.errors import ConfigError, DataError, EngineError, PluginError, Te
 from turnwise.ledger import Media
 from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
 from turnwise.rollout.conversation import Conversation
-from turnwise.rollout.endpoint_backend import Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.plan import Plan, Route
@@ -53,6 +52,7 @@ from turnwise.types import Image, JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice
+    from turnwise.rollout.endpoint_backend import Endpoint
 
 
 UNCOUNTED = (
@@ -292,8 +292,10 @@ async def _engine(
         yield token_context(prepared, renderer, sampler, config.sampling)
 
 
-def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
+def endpoint_context(prepared: Prepared, endpoint_for: "Callable[[list[JsonSchema]], Endpoint]") -> RolloutContext:
     """A context whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
+    from turnwise.rollout.endpoint_backend import EndpointBackend
+
     config = prepared.config
     call_format = load_format(config.chat.tool_format)
 

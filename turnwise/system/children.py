@@ -65,7 +65,7 @@ def kill(process: Process) -> None:
 
 
 def cut(process: Process) -> None:
-    """Close its lifeline."""
+    """Close its lifeline, which tells it to end."""
     if process.stdin is not None:
         process.stdin.close()
 

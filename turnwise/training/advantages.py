@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from turnwise.config.choices import Advantage, Credit
 from turnwise.config.knobs import is_plugin
 from turnwise.errors import ConfigError, DataError
-from turnwise.training import custom_advantage
 from turnwise.training.packing import gather, write
 from turnwise.training.sequences import LEFT_OUT, Floats, TrainSequence
 
@@ -243,6 +242,8 @@ def _write_group(episodes: list[_Episode], advantage: Advantage) -> int:
 
 
 def _write_custom(episodes: list[_Episode], name: str) -> dict[str, float]:
+    from turnwise.training import custom_advantage
+
     batch = custom_advantage.AdvantageBatch(
         rewards=np.array([episode.score for episode in episodes], dtype=np.float64),
         groups=np.array([episode.group for episode in episodes], dtype=np.int64),

@@ -1,18 +1,18 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise import extensions
-from turnwise.config import Config
+from turnwise.config import AlgorithmConfig, Config
 from turnwise.config.check import check_config
-from turnwise.config.choices import ClusterName, Decay, Precision
+from turnwise.config.choices import Advantage, ClusterName, Decay, PolicyLoss, Precision
+from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.host_memory import check_disk, check_host_memory
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opener import opener_of
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError, DataError, unknown
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared
 from turnwise.training.advantages import check
-from turnwise.training.custom_advantage import check_choices
 from turnwise.training.optimise import beside_policy
 from turnwise.training.staleness import check_correction
 
@@ -60,6 +60,25 @@ def check_training(config: Config) -> None:
     if alone:  # each node of a cluster has memory of its own
         check_host_memory(config, beside_policy(config))
     tuple(check_disk(config, beside_policy(config)))  # what it warns of is in the plan
+
+
+def check_choices(algorithm: AlgorithmConfig) -> None:
+    """Refuse a name nobody offers, and a function that does not keep its contract on a tiny batch."""
+    for key, name, offered in (
+        ("advantage", algorithm.advantage, list(Advantage)),
+        ("loss", algorithm.loss, list(PolicyLoss)),
+    ):
+        if not is_plugin(name) and name not in offered:
+            hint = unknown("choice", name, [choice.value for choice in offered])
+            raise ConfigError(f"algorithm.{key}: {hint} Your own is written as module:function.")
+    if is_plugin(algorithm.advantage):
+        from turnwise.training.custom_advantage import try_advantage
+
+        try_advantage(algorithm.advantage)
+    if is_plugin(algorithm.loss):
+        from turnwise.engines.learners.custom_loss import try_loss
+
+        try_loss(algorithm.loss)
 
 
 def check_fine_tuning(config: Config) -> None:

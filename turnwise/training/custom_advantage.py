@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from turnwise.config import AlgorithmConfig
-from turnwise.config.choices import Advantage, PolicyLoss
-from turnwise.config.knobs import is_plugin
-from turnwise.engines.learners.custom_loss import LossBatch, try_loss
-from turnwise.errors import ConfigError, PluginError, one_line, unknown
+from turnwise.engines.learners.custom_loss import LossBatch
+from turnwise.errors import PluginError, one_line
 from turnwise.system.plugins import call_with, load_function
 
-__all__ = ["AdvantageBatch", "LossBatch", "advantages", "check_choices"]
+__all__ = ["AdvantageBatch", "LossBatch", "advantages", "try_advantage"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,19 +35,6 @@ class AdvantageBatch:
     """(E) Policy tokens of each episode; they add up to N."""
     turns: Ints
     """(N) The assistant turn that each token belongs to, from 0 in every episode; those of branches come last."""
-
-
-def check_choices(algorithm: AlgorithmConfig) -> None:
-    """Refuse a name nobody offers, and a function that does not keep its contract on a tiny batch."""
-    for key, name, offered, try_out in (
-        ("advantage", algorithm.advantage, Advantage, try_advantage),
-        ("loss", algorithm.loss, PolicyLoss, try_loss),
-    ):
-        if is_plugin(name):
-            try_out(name)
-        elif name not in list(offered):
-            hint = unknown("choice", name, [choice.value for choice in offered])
-            raise ConfigError(f"algorithm.{key}: {hint} Your own is written as module:function.")
 
 
 def advantages(name: str, batch: AdvantageBatch) -> Floats:

@@ -13,10 +13,8 @@ from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
 from turnwise.engines import weight_sync
 from turnwise.engines.device_clock import DeviceClock
-from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
-from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.learners.threads import computing
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.sampler import Sampler

@@ -12,8 +12,7 @@ from turnwise.config.choices import Advantage, Correction, Credit, OldLogprobs, 
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import gpus_for_learner, learner_here
-from turnwise.engines.learners.learner import Learner, Who
-from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.learner import Learner, Objective, Who
 from turnwise.engines.memory_plan import Training
 from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl

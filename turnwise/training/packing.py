@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import TokenBatch
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from turnwise.config import LearnerConfig, SftConfig
 from turnwise.config.choices import Decay
-from turnwise.engines.learners.learner import Learner, NotFinite
-from turnwise.engines.learners.objective import SUPERVISED
+from turnwise.engines.learners.learner import SUPERVISED, Learner, NotFinite
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence, batches

@@ -31,11 +31,9 @@ from torch.distributed.checkpoint.metadata import (
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import ModelImplementation
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.learner import Learner, NotFinite, UpdateResult, Who
+from turnwise.engines.learners.learner import Learner, NotFinite, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.state import read_state
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
 from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError, PluginError, StorageError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import batch_of
 
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import TokenBatch
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.learner import deal, laid_out
 from turnwise.ledger import Media, MediaSpan, check_places

@@ -16,8 +16,8 @@ from turnwise.config.choices import SandboxLevel
 from turnwise.config.sections import with_section
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
+from turnwise.ext.sandbox.python_tool import PythonTool, input_images
 from turnwise.ext.sandbox.results import Picture
-from turnwise.ext.sandbox.tools.python import PythonTool, input_images
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 from turnwise.rollout.toolbox.loading import load_tool
 from turnwise.rollout.toolbox.schema import ArgumentChecker

@@ -23,7 +23,7 @@ from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replicas
-from turnwise.ext.sglang.server import SglangServer
+from turnwise.ext.sglang.opener import SglangServer
 from turnwise.ext.vllm.nccl_transfer import NcclSender, Transfer
 from turnwise.ext.vllm.server import VllmServer, vllm_command
 from turnwise.ledger import MediaSpan

@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers.inference_server import InferenceServer, OtherWeights
 from turnwise.ext.servers.replicas import MOST_RESTARTS, Replicas
 from turnwise.ext.servers.same_model import refuse_other, sizes_of
-from turnwise.ext.sglang.server import SglangServer
+from turnwise.ext.sglang.opener import SglangServer
 from turnwise.ext.vllm.server import VllmServer
 from turnwise.rollout.prepare import make_renderer
 from turnwise.system.serving import serving_beside

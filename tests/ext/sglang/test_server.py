@@ -7,7 +7,7 @@ from inference_servers import VOCABULARY, Model, sglang_app
 from test_server_images import CAT, TAKES, shown
 
 from turnwise.errors import EngineError
-from turnwise.ext.sglang.server import SglangServer, sglang_command
+from turnwise.ext.sglang.opener import SglangServer, sglang_command
 from turnwise.system.serving import serving_beside
 
 

@@ -7,17 +7,36 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_vision_recipe import (
+    DILIGENT,
+    FINE,
+    GLYPHS,
+    IMAGE,
+    INKS,
+    SHIPPED,
+    TOKENS,
+    Habits,
+    Taught,
+    Trace,
+    encode,
+    fresh_model,
+    look,
+    looks,
+    make_processor,
+    make_tokenizer,
+    pad,
+    patches,
+    recipe,
+    run_text,
+    trace_of,
+    write_folder,
+)  # fmt: skip
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 import turnwise as tw
 from turnwise.data.task import load_task
 from turnwise.ext.tinylook.canvas import Sizes
 from turnwise.ext.tinylook.language import Puzzle, answer_text, call_text, pieces
-from turnwise.ext.tinylook.model import recipe
-from turnwise.ext.tinylook.model.demonstrations import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
-from turnwise.ext.tinylook.model.folder import IMAGE, make_processor, make_tokenizer, write_folder
-from turnwise.ext.tinylook.model.network import TOKENS, fresh_model, look, patches, run_text
-from turnwise.ext.tinylook.model.sketches import FINE, GLYPHS, INKS, looks
 from turnwise.ext.tinylook.scenes import draw
 from turnwise.ext.tinylook.solvers import Glance
 from turnwise.types import CallStatus
@@ -60,7 +79,7 @@ def test_the_words_of_the_task_are_whole_tokens_and_any_other_text_comes_back() 
 
 def test_only_what_the_assistant_says_is_learned() -> None:
     scene, tokenizer = _scene(Puzzle.COMPARE), make_tokenizer()
-    tokenizer.chat_template = (Path(recipe.__file__).parent / "chat_template.jinja").read_text()
+    tokenizer.chat_template = (SHIPPED / "chat_template.jinja").read_text()
     trace = trace_of(scene, random.Random(0), DILIGENT)
     ids, learned, images = encode(tokenizer, trace)
     said = [call_text(glance.box, glance.turn, glance.contrast) for glance, _ in trace.looks]
@@ -122,9 +141,8 @@ def test_the_recipe_writes_a_folder_that_transformers_reads(made: Path) -> None:
 
 
 def test_the_bundled_weights_read_what_a_right_look_shows_them() -> None:
-    home = Path(recipe.__file__).parent
-    model = AutoModelForImageTextToText.from_pretrained(home, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(home)
+    model = AutoModelForImageTextToText.from_pretrained(SHIPPED, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     scenes = [draw(Puzzle.READ, "test", random.Random(number), Sizes()) for number in range(40)]
     batch = Taught.of(pad(tokenizer, [encode(tokenizer, trace_of(one, random.Random(0), DILIGENT)) for one in scenes]))
     with torch.no_grad():
@@ -150,5 +168,5 @@ def test_the_bundled_weights_have_the_habits_that_rl_is_to_unlearn(tmp_path: Pat
     assert sum(bool(one.calls) for one in read) > 0.7 * len(read)
     assert sum(bool(one.right) for one in read) < 0.5 * len(read)
     assert all(call.status is CallStatus.OK for one in (*none, *read) for call in one.calls)
-    shipped, made = AutoTokenizer.from_pretrained(Path(recipe.__file__).parent), write_folder(tmp_path / "made")
+    shipped, made = AutoTokenizer.from_pretrained(SHIPPED), write_folder(tmp_path / "made")
     assert (shipped.get_vocab(), shipped.chat_template) == (made.get_vocab(), made.chat_template)

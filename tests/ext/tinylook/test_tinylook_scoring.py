@@ -10,7 +10,7 @@ from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.errors import ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
-from turnwise.ext.sandbox.tools.python import PythonTool
+from turnwise.ext.sandbox.python_tool import PythonTool
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
 from turnwise.ext.tinylook.canvas import Sizes
 from turnwise.ext.tinylook.language import Puzzle, answer_text, call_text

@@ -28,7 +28,7 @@ class ToolFormat(Protocol):
 
     @property
     def UNTHINK(self) -> str:
-        """The tag that ends a thought."""
+        """The tag that ends a thought, such as `</think>`."""
         ...
 
     @property

@@ -6,12 +6,7 @@ Of Apriel 1.5 and 1.6, and of Hunyuan A13B.
 """
 
 from turnwise.chat.calls.json_call_lists import JsonBlock
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import THINK as THINK
-from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, THINK, UNTHINK, render_thought  # noqa: F401
 
 _BLOCK = JsonBlock("apriel", [("<tool_calls>", "</tool_calls>")])
 parse = _BLOCK.parse

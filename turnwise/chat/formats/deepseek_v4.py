@@ -9,11 +9,7 @@
 Of DeepSeek V4, and of V3.2, whose block is called function_calls. Older ones: `deepseek`.
 """
 
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import THINK as THINK
-from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, THINK, UNTHINK  # noqa: F401
 from turnwise.chat.calls.tagged_calls import TagGrammar
 
 _GRAMMAR = TagGrammar(

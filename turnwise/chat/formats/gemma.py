@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.chat.calls.json_calls import DEEPEST, load
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import thought_text
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, thought_text  # noqa: F401
 from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, ToolCall

@@ -8,10 +8,7 @@
 Of GLM-4.5 and later; the token that opens the tool's reply ends the turn.
 """
 
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import THINK as THINK
-from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, THINK, UNTHINK  # noqa: F401
 from turnwise.chat.calls.tagged_calls import TagGrammar
 
 STOPS = ("<|observation|>",)

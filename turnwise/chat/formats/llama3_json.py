@@ -11,12 +11,7 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.calls.json_calls import JsonBefore, call_of, decode
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import THINK as THINK
-from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
-from turnwise.chat.calls.reasoning import render_thought as render_thought
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, THINK, UNTHINK, render_thought  # noqa: F401
 from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 

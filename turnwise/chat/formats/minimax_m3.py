@@ -15,10 +15,7 @@ from typing import Any
 
 from turnwise.chat.calls.argument_types import parameters_of, typed_value, types_of
 from turnwise.chat.calls.json_calls import DEEPEST
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import thought_text
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, thought_text  # noqa: F401
 from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, any_of, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 

@@ -12,10 +12,7 @@ import re
 from collections.abc import Sequence
 
 from turnwise.chat.calls.json_calls import JsonBefore, call_of, call_with
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import thought_text
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, thought_text  # noqa: F401
 from turnwise.chat.calls.scanning import FoundCall, Piece, Scanner, refuse_unless_read_back
 from turnwise.types import JsonSchema, Message, ToolCall
 

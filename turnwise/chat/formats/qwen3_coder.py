@@ -11,11 +11,7 @@
 Of Qwen3-Coder and Qwen3.5. A call is read without its <tool_call>, which the models forget.
 """
 
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
-from turnwise.chat.calls.reasoning import THINK as THINK
-from turnwise.chat.calls.reasoning import UNTHINK as UNTHINK
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, THINK, UNTHINK  # noqa: F401
 from turnwise.chat.calls.tagged_calls import TagGrammar
 
 _GRAMMAR = TagGrammar(

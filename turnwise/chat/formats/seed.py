@@ -9,9 +9,7 @@
 Of Seed-OSS; its thoughts stand between <seed:think> tags.
 """
 
-from turnwise.chat.calls.reasoning import ANSWER as ANSWER
-from turnwise.chat.calls.reasoning import CALL_ENDS as CALL_ENDS
-from turnwise.chat.calls.reasoning import STOPS as STOPS
+from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS  # noqa: F401
 from turnwise.chat.calls.tagged_calls import TagGrammar
 
 THINK, UNTHINK = "<seed:think>", "</seed:think>"

@@ -188,7 +188,7 @@ def metrics(trajectory: Trajectory) -> dict[str, float]:
 
 
 def rows(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows without end."""
+    """Rows of a split without end, the same for the same seed."""
     if split not in SPLITS:
         raise DataError(unknown("split of arithmetic", split, SPLITS))
     index = 0

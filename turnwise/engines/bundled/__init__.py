@@ -1,1 +1,1 @@
-"""The bundled models: weights as package data, each with the recipe that made them."""
+"""The bundled models: weights as package data."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.engines.learners.token_batch import Floats, Ints, TokenBatch
+from turnwise.engines.learners.learner import Floats, Ints, TokenBatch
 from turnwise.engines.model.attention import sent
 from turnwise.errors import EngineError
 from turnwise.ledger import MediaSpan, check_places

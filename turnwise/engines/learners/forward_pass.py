@@ -117,7 +117,7 @@ class ForwardPass:
     def exact_logprobs(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
         """Log-probs [N] by the sampler's own arithmetic: the same bits where rows are proven not to depend on others.
 
-        On the CPU see `exactness.find_regime`: both sides must use the same regime and the same number of threads. On a
+        On the CPU see `threads.find_regime`: both sides must use the same regime and the same number of threads. On a
         GPU the invariant kernels are the sampler's.
         """
         if self.device.type == "cuda" and self.invariant:

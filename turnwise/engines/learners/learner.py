@@ -9,12 +9,95 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.config import AlgorithmConfig
+from turnwise.config.choices import Aggregation, KLEstimator
 from turnwise.engines.weight_updates import FullWeights, StoredWeights
 from turnwise.errors import TurnwiseError
+from turnwise.ledger import MediaSpan
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """One micro-batch: S sequences of T tokens end to end, N of which the policy wrote, in K trajectories.
+
+    `trajectory_tokens`, `minibatch_tokens` and `minibatch_trajectories` count the whole minibatch, so that the
+    gradients of its micro-batches add up to the gradient of one big batch. An array is None when its sequences have
+    none.
+    """
+
+    tokens: Ints
+    """[T] token ids."""
+    lengths: Ints
+    """[S] tokens of each sequence."""
+    index: Ints
+    """[N] position of each policy token among the T."""
+    trajectory: Ints
+    """[N] which of the K trajectories a policy token belongs to."""
+    trajectory_tokens: Ints
+    """[K] policy tokens of each trajectory, those of its segments in other micro-batches included."""
+    minibatch_tokens: int
+    """Policy tokens of the whole minibatch."""
+    minibatch_trajectories: int
+    """[N], as are those below."""
+    old_logprobs: Floats | None = None
+    ref_logprobs: Floats | None = None
+    values: Floats | None = None
+    advantages: Floats | None = None
+    returns: Floats | None = None
+    weights: Floats | None = None
+    media: tuple[MediaSpan, ...] = ()
+    """The images of all sequences, each at its place among the T; a block never crosses from one to the next."""
+
+
+class Supervised(enum.StrEnum):
+    """The losses of supervised fine-tuning, which need no reward."""
+
+    NLL = "nll"
+    """The negative log-likelihood of the policy's tokens: supervised fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `losses.evaluate` makes numbers of it.
+
+    `loss` is a `PolicyLoss`, one of `Supervised`, or the user's `module:function` or `file.py:function`. The fields
+    mean what the knobs of `algorithm` with these names mean.
+    """
+
+    loss: str
+    aggregation: Aggregation = Aggregation.token_mean
+    aggregation_length: int = 1024
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_dual: float | None = 3.0
+    entropy: float = 0.0
+    kl_loss: float = 0.0
+    kl_loss_estimator: KLEstimator = KLEstimator.k3
+    value_loss: float = 1.0
+    value_clip: float | None = 0.5
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> "Objective":
+        """The objective that the config's algorithm describes."""
+        return cls(
+            loss=algorithm.loss,
+            aggregation=algorithm.aggregation,
+            aggregation_length=algorithm.aggregation_length,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
+            entropy=algorithm.entropy,
+            kl_loss=algorithm.kl_loss,
+            kl_loss_estimator=algorithm.kl_loss_estimator,
+            value_loss=algorithm.value_loss,
+            value_clip=algorithm.value_clip,
+        )
+
+
+SUPERVISED = Objective(loss=Supervised.NLL.value)
 
 
 class NotFinite(TurnwiseError):

@@ -21,13 +21,11 @@ from turnwise.engines.learners.activation_memory import ActivationMemory, free_b
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
 from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
-from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, UpdateResult, Who
+from turnwise.engines.learners.learner import Floats, NotFinite, Objective, TokenBatch, TokenOutputs, UpdateResult, Who
 from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
-from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.splitting import Attempt, BatchPart, halves, whole
 from turnwise.engines.learners.state import below, check_names, differences, identity, read_state, write_state
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder

@@ -14,7 +14,7 @@ from turnwise.config.choices import Aggregation, PolicyLoss
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.learners import custom_loss, kl_estimates
 from turnwise.engines.learners.device_batch import DeviceBatch
-from turnwise.engines.learners.objective import Objective, Supervised
+from turnwise.engines.learners.learner import Objective, Supervised
 from turnwise.errors import ConfigError
 
 MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")

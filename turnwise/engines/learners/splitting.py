@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from turnwise.engines.learners.device_batch import PER_TOKEN
-from turnwise.engines.learners.token_batch import Ints, TokenBatch
+from turnwise.engines.learners.learner import Ints, TokenBatch
 from turnwise.ledger import MediaSpan
 
 
@@ -78,7 +78,7 @@ class Attempt:
         self.refused: str | None = None
 
     def __enter__(self) -> None:
-        """The work begins."""
+        """Nothing is prepared: only what the work raises counts."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

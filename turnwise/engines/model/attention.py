@@ -31,7 +31,7 @@ KEY_PAD = 32
 class Regime:
     """The shapes in which products are taken: `Regime(row_pad=16, query_rows=2, key_block=256)`.
 
-    Within the right one a row's bits do not depend on its company. `exactness.find_regime` proves which one is right.
+    Within the right one a row's bits do not depend on its company. `threads.find_regime` proves which one is right.
     """
 
     row_pad: int

@@ -12,10 +12,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turnwise.engines.model.model_shape import LayerCache as LayerCache
-from turnwise.engines.model.model_shape import ModelShape as ModelShape
 from turnwise.errors import EngineError
 from turnwise.ledger import Media, MediaSpan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one attention layer keeps of a token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What samplers and learners ask before they run a model."""
+
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    caches: tuple[LayerCache, ...]
+    """By layer of attention, in the order of their numbers."""
+    no_packing: str | None = None
+    """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
+    no_caching: str | None = None
+    """Why a sequence cannot be continued from keys and values alone."""
+    no_graphs: str | None = None
+    """Why a pass cannot be captured in a CUDA graph, such as an operation whose result the host waits for."""
 
 
 @dataclass(frozen=True, slots=True)

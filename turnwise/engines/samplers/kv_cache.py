@@ -12,8 +12,7 @@ from torch import Tensor
 
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
-from turnwise.engines.model.model_shape import LayerCache
-from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.model.policy_model import LayerCache, PolicyModel
 from turnwise.ledger import MediaSpan
 
 PREFIX_BLOCK = PAGE

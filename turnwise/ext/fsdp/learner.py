@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.learners.device_batch import PER_TOKEN, check
-from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, UpdateResult, Who
+from turnwise.engines.learners.learner import (
+    Floats,
+    Ints,
+    NotFinite,
+    Objective,
+    TokenBatch,
+    TokenOutputs,
+    UpdateResult,
+    Who,
+)
 from turnwise.engines.learners.losses import MEANS
-from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.splitting import BatchPart, chosen, owners_of, whole
-from turnwise.engines.learners.token_batch import Ints, TokenBatch
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError, TurnwiseError

@@ -21,13 +21,11 @@ from turnwise.engines.learners.activation_memory import ActivationMemory, free_b
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
 from turnwise.engines.learners.forward_pass import ForwardPass
-from turnwise.engines.learners.learner import Floats, Who
+from turnwise.engines.learners.learner import Floats, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import CHUNK_TOKENS
 from turnwise.engines.learners.losses import PolicyTokens, evaluate
-from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.state import below, check_names, differences
-from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.tensor_file import formats_of, write_stream
 from turnwise.errors import EngineError, StorageError
 from turnwise.ext.fsdp import state as sharded_state
@@ -231,7 +229,7 @@ class Rank:
         return rates
 
     def forget(self) -> None:
-        """Drops all gradients."""
+        """Drops the gradients of policy and critic."""
         for optimizer in self._optimizers.values():
             optimizer.forget()
         for parameters in self._models.trained.values():

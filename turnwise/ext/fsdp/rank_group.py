@@ -225,7 +225,7 @@ class LocalRanks:
         return " ".join(text.split())[-LOG_TAIL:]
 
     def stop(self) -> None:
-        """Ends all rank processes."""
+        """Ends the processes of all ranks; what waits for them fails."""
         self._stop("they were ended")
 
     def _stop(self, why: str) -> None:

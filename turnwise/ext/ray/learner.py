@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from turnwise.engines.learners.learner import Floats, UpdateResult, Who
-from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import Floats, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.weight_updates import StoredWeights
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.fsdp.rank_group import RankLost

@@ -10,9 +10,7 @@ from turnwise.config.choices import ClusterName
 from turnwise.config.sections import section
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.in_process import open_learner
-from turnwise.engines.learners.learner import Who
-from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import Objective, TokenBatch, Who
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer

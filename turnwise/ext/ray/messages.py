@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import TokenBatch
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.ext.ray.sent_images import Placed
 from turnwise.types import Completion, FinishReason, VersionRun

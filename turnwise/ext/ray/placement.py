@@ -51,12 +51,12 @@ class RayPlacement:
 
     @property
     def samplers(self) -> int:
-        """How many there are at most."""
+        """The most samplers that there are at once."""
         return self._ray.samplers
 
     @property
     def sampler_gpus(self) -> float:
-        """What each sampler reserves."""
+        """How many GPUs each sampler reserves."""
         return self._ray.sampler_gpus
 
     @property

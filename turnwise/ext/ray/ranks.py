@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.learner import TokenBatch
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.fsdp.rank_group import GRACE_SECONDS, Failed, RankLost, failed, raise_first
@@ -191,7 +191,7 @@ class ActorRanks:
         return "; ".join(f"{node}: rank {', '.join(ranks)}" for node, ranks in held.items())
 
     def stop(self) -> None:
-        """Ends all rank actors."""
+        """Ends the actors of all ranks; what waits for them fails."""
         self._stop("they were ended")
 
     def _stop(self, why: str) -> None:

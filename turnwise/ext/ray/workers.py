@@ -59,7 +59,7 @@ class Workers:
             raise self._failed
 
     async def stop(self) -> None:
-        """Ends all actors of the pool."""
+        """Ends all actors of the pool, those that are still starting too."""
         self._closed = True
         self._changed.set()
         tasks = [worker.starting for worker in self._workers if worker.starting is not None]

@@ -32,7 +32,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Serve sandbox sessions by HTTP until interrupted."""
     import asyncio
 
     try:

@@ -10,8 +10,7 @@ from turnwise.errors import PluginError, one_line
 from turnwise.ext.sdk_agents.calls import Call, ClientReply, Finish, Refused
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.openai_messages import check_image
-from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, check_number, check_size
-from turnwise.rollout.toolbox.schema_process import CheckTookTooLong
+from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, CheckTookTooLong, check_number, check_size
 from turnwise.system.image_sources import open_source
 from turnwise.types import CallRecord, CallStatus, FinishReason, Image, ToolCall, Turn
 

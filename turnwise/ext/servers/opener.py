@@ -154,7 +154,7 @@ class GuestOpener(Opener):
         )
 
     def updates(self, config: Config) -> frozenset[type[Update]]:
-        """How weights get into it."""
+        """The kinds of weight updates that its servers take."""
         return frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder})
 
     def python(self, config: Config) -> str:
@@ -162,7 +162,7 @@ class GuestOpener(Opener):
         return sys.executable
 
     def count(self, config: Config) -> int:
-        """How many replicas there are."""
+        """How many replicas are started, or attached to."""
         return 1
 
     def gpus_each(self, config: Config) -> int:
@@ -264,7 +264,7 @@ class ServersOpener(GuestOpener):
         model: str | None,
         sizes: Sizes,
     ) -> InferenceServer:
-        """A server as a sampler."""
+        """The sampler that speaks with the server `at` a process of ours or an address."""
         return self.server(
             name, at, vocabulary=setup.vocabulary, decode=setup.decode, capabilities=setup.capabilities,
             api_key=os.environ.get(API_KEY_ENV), model=model, sizes=sizes,
@@ -322,7 +322,7 @@ class ServersOpener(GuestOpener):
         return f"{name}, {servers.replicas} started here by {servers.python or 'this interpreter'}"
 
     def python(self, config: Config) -> str:
-        """Of the config, or ours."""
+        """The interpreter that `servers.python` names, or the one that runs us."""
         python = section(config, ServersConfig).python
         return sys.executable if python is None else os.path.expanduser(python)
 

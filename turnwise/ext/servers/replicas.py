@@ -161,12 +161,12 @@ class Replicas:
         await self._everywhere(self._hand_over)
 
     async def sleep(self) -> None:
-        """Puts all replicas to sleep."""
+        """Puts all replicas to sleep, and those that come back meanwhile."""
         self._asleep = True
         await self._everywhere(lambda seat: seat.replica.sleep())
 
     async def wake(self) -> None:
-        """Wakes all replicas."""
+        """Wakes all replicas that are there."""
         self._asleep = False
         await self._everywhere(lambda seat: seat.replica.wake())
 

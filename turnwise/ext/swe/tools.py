@@ -123,7 +123,7 @@ class WorkspaceTool:
         return self.sandbox.seconds + SPARE_SECONDS
 
     def for_run(self, config: Config) -> "WorkspaceTool":
-        """With the run's sandbox."""
+        """The tool in the run's sandbox, or at the server that `swe.url` names."""
         return WorkspaceTool(self.name, self.action, section(config, SandboxConfig), section(config, SweConfig).url)
 
     def needs(self, sample: Sample) -> str | None:

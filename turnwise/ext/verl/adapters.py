@@ -3,11 +3,13 @@ before something is known to be verl's."""
 
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config.sections import section
+from turnwise.config.strict_yaml import read_yaml
 from turnwise.errors import ConfigError, unknown
 from turnwise.ext.verl.config import VerlConfig
 
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from turnwise.rollout.tools.tool import Tool
     from turnwise.rollout.users.user import User
 
+
 _TOOL_METHODS = ("create", "execute", "release")
 _TOOL_TYPES = ("native", "mcp")
 REGISTRIES = ("verl.tools.function_tool", "turnwise.ext.verl.stand_ins.tools")
 """Modules whose FUNCTION_TOOL_REGISTRY holds what @function_tool saw: the real verl's and ours."""
+TARGET = "_target_"
 
 
 def tool(value: object, entry: Mapping[str, Any]) -> "Tool | None":
@@ -81,10 +85,30 @@ def user(value: object, entry: Mapping[str, Any]) -> "User | None":
 
 
 def loops_of_file(config: "Config") -> "dict[str, LoopEntry]":
-    """verl's YAML list of {name, _target_, ...options}."""
-    from turnwise.ext.verl.loop_files import read_agents
+    """The loops of verl's YAML file by name: a list of {name, _target_, ...options}."""
+    from turnwise.rollout.loops.loading import LoopEntry
 
-    return read_agents(Path(section(config, VerlConfig).agents_file or ""))
+    path = Path(section(config, VerlConfig).agents_file or "")
+    content = read_yaml(path)
+    if not isinstance(content, list) or not content:
+        raise ConfigError(f"{path}: expected a non-empty list of agent loops, each with a name and a {TARGET}")
+    entries: dict[str, LoopEntry] = {}
+    for number, item in enumerate(content):
+        where = f"{path}[{number}]"
+        if not isinstance(item, dict) or not all(isinstance(key, str) for key in item):
+            raise ConfigError(f"{where}: expected a mapping with a name and a {TARGET}")
+        options = dict(item)
+        name, target = options.pop("name", None), options.pop(TARGET, None)
+        for key, value in (("name", name), (TARGET, target)):
+            if value is None:
+                close = next((f", not {near}" for near in get_close_matches(key, options)), "")
+                raise ConfigError(f"{where}: it needs {key}{close}")
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{where}: {key} must be text, not {value!r:.80}")
+        if name in entries:
+            raise ConfigError(f"{where}: the name {name!r} is taken")
+        entries[name] = LoopEntry(target, options, where, path.resolve().parent)
+    return entries
 
 
 def users_of_file(config: "Config") -> "dict[str, Callable[[dict[str, Any]], VerlUser]]":

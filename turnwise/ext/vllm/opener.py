@@ -138,7 +138,7 @@ class VllmServers(ServersOpener):
 
 
 def _by_nccl(config: Config) -> bool:
-    """Read for servers only."""
+    """Whether weights go over NCCL; only servers can be configured so."""
     return section(config, ServersConfig).transfer is WeightTransfer.nccl
 
 

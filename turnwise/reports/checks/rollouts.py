@@ -3,11 +3,10 @@
 import asyncio
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.calls.tool_format import ToolFormat, can_write, load_format
 from turnwise.config import RolloutConfig
-from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
 from turnwise.reports.checks.findings import Outcome, Report
@@ -17,6 +16,9 @@ from turnwise.rollout.prepare import Prepared, endpoint_context, sample_per_rout
 from turnwise.scoring.scorer import evaluate
 from turnwise.storage.trajectories.ledger_columns import origin_counts
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.engines.samplers.endpoint import EndpointReply
 
 SECONDS = 60.0
 """For all of it; a judge may be slow, but a person waits for the start."""
@@ -159,7 +161,9 @@ class _ScriptedEndpoint:
     def __init__(self, lines: Sequence[str], answer: str) -> None:
         self._left, self._answer = list(lines), answer
 
-    async def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **_: Any) -> EndpointReply:
+    async def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **_: Any) -> "EndpointReply":
         """Replies with the next scripted line, or with the answer when none is left."""
+        from turnwise.engines.samplers.endpoint import EndpointReply
+
         line = self._left.pop(0) if self._left else self._answer
         return EndpointReply(line, [], FinishReason.STOP, 1, 1, "scripted")

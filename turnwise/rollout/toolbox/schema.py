@@ -1,10 +1,12 @@
 """From a typed function to a tool's JSON schema, and the check of a call's arguments against it."""
 
+import asyncio
 import inspect
 import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import jsonschema
@@ -15,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from turnwise.errors import PluginError, ToolError
 from turnwise.rollout.toolbox import schema_checker
-from turnwise.rollout.toolbox.schema_process import CheckTookTooLong, checkers
+from turnwise.system.children import ClockedProcesses, NoAnswer
 from turnwise.types import JsonSchema
 
 _NO_PARAMETERS: JsonSchema = {"type": "object", "properties": {}}
@@ -31,6 +33,38 @@ QUICK = 500_000
 _WATCHED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "uniqueItems"})
 _WATCHED |= {"unevaluatedProperties", "unevaluatedItems", "multipleOf"}
 """Keywords whose time does not just grow with schema and arguments."""
+PROCESSES = 2
+SECONDS = 1.0
+"""CPU time of one check; the honest ones take a thousandth of it."""
+QUESTIONS = 100_000
+"""Checks after which a process is replaced."""
+
+
+class CheckTookTooLong(Exception):
+    """A check that its clock ended, or that nobody answered."""
+
+
+class SchemaCheckers(ClockedProcesses):
+    """All processes of this one that check schemas: no pattern and no schema holds the run."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(__file__).with_name("schema_checker.py"), PROCESSES, QUESTIONS)
+
+    def problem(self, schema: str, **arguments: Any) -> str | None:
+        """What is wrong with a schema, or with `arguments` for it; from a thread that may wait."""
+        seconds = SECONDS
+        try:
+            problem: str | None = self.ask({"schema": schema, **arguments}, seconds)["problem"]
+        except NoAnswer as error:
+            raise CheckTookTooLong(f"took longer than {seconds:g} s" if error.too_much else str(error)) from error
+        return problem
+
+    async def problem_soon(self, schema: str, **arguments: Any) -> str | None:
+        """The same without holding the event loop."""
+        return await asyncio.wrap_future(self.submit(self.problem, schema, **arguments))
+
+
+checkers = SchemaCheckers()
 
 
 class BadArguments(ToolError):

@@ -1,6 +1,6 @@
 """What is wrong with a JSON schema, or with arguments for it; run as a script, answers lines under its CPU clock.
 
-Started by path from `rollout.schema_process`, so it imports nothing of this package.
+Started by path from `SchemaCheckers` of schema.py, so it imports nothing of this package.
 """
 
 import functools

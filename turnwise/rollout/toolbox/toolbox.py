@@ -17,8 +17,7 @@ from turnwise.rollout.toolbox.images import PrepareImages, ShowImages, with_imag
 from turnwise.rollout.toolbox.loading import builtin_tools, load_tool
 from turnwise.rollout.toolbox.options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.toolbox.replies import TokenSpans, fit
-from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, check_number
-from turnwise.rollout.toolbox.schema_process import CheckTookTooLong
+from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, CheckTookTooLong, check_number
 from turnwise.rollout.tools.tool import (
     FunctionTool,
     RewardingSession,

@@ -40,7 +40,7 @@ class Users:
 
     @property
     def names(self) -> list[str]:
-        """Every name a row may use."""
+        """Every user that a row may name: those of files, built-in ones and the extensions'."""
         return sorted({*self._registered, *builtin_users(), *brought_users()})
 
     def get(self, name: str) -> User:

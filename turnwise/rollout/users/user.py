@@ -82,7 +82,7 @@ class User(Protocol):
     """A simulated user as the rollout sees it: one for a run, which opens a session for each episode."""
 
     async def open(self, context: UserContext) -> UserSession:
-        """The session of one episode."""
+        """The session that speaks for the user in one episode."""
         ...
 
 

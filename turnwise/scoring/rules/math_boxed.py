@@ -1,20 +1,26 @@
 """The `math` scorer: the boxed answer means the same as the ground truth, as math-verify sees it."""
 
+import asyncio
 import math
+import os
 import re
+from collections import OrderedDict
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.scoring.client_options import client_options
 from turnwise.scoring.rules.boxed import boxes, tagged
-from turnwise.scoring.rules.math_process import checkers
 from turnwise.scoring.scorer import Score
+from turnwise.system.children import ClockedProcesses, NoAnswer
 from turnwise.types import Sample, Trajectory
 
-if find_spec("math_verify") is None:  # it is imported in another process, which is too late to say so
-    raise ModuleNotFoundError("the package math-verify is not installed", name="math_verify")
-
+PROCESSES = min(4, os.cpu_count() or 1)
+QUESTIONS = 5000
+"""Comparisons after which a process is replaced, because sympy's caches only grow."""
+KEPT = 16384
+"""Comparisons remembered: siblings of a group often say the same."""
 MAX_ANSWER = 1000
 """Characters; no answer is longer, and what is compared stays small."""
 _INTEGER = re.compile(r"[-+]?(?:[0-9]{1,40}|[0-9]{1,3}(?:,[0-9]{3}){1,12})")
@@ -30,6 +36,45 @@ _MEANT = {
     "\u2212": "-",
 }
 _EDGES = re.compile(r"^\$+|\$+$|\\?%$|(?<=\d)\.$")
+_SCRIPT = Path(__file__).with_name("math_checker.py")
+
+
+class MathCheckers(ClockedProcesses):
+    """All processes of this one that compare answers."""
+
+    def __init__(self, script: Path = _SCRIPT, processes: int = PROCESSES) -> None:
+        super().__init__(script, processes, QUESTIONS)
+        self._verdicts: OrderedDict[tuple[tuple[str, ...], str, float], bool] = OrderedDict()
+
+    async def equal(self, golds: tuple[str, ...], answer: str, seconds: float) -> bool:
+        """Whether the answer means one of the golds; from any thread and event loop."""
+        key = (golds, answer, seconds)
+        with self._lock:
+            if key in self._verdicts:
+                return self._verdicts[key]
+        result = await asyncio.wrap_future(self.submit(self.compare, *key))
+        with self._lock:
+            self._verdicts[key] = result
+            if len(self._verdicts) > KEPT:
+                self._verdicts.popitem(last=False)
+        return result
+
+    def compare(self, golds: tuple[str, ...], answer: str, seconds: float) -> bool:
+        """The same from a thread that may wait, without the memory. What takes more than `seconds` of CPU time is not
+        equal; ScoringFailed when the process failed for another reason, twice."""
+        try:
+            return bool(self.ask({"golds": golds, "answer": answer}, seconds)["equal"])
+        except NoAnswer as error:
+            if error.too_much:
+                return False
+            raise ScoringFailed(f"the math checker: {error}") from error
+
+
+checkers = MathCheckers()
+
+
+if find_spec("math_verify") is None:  # it is imported in another process, which is too late to say so
+    raise ModuleNotFoundError("the package math-verify is not installed", name="math_verify")
 
 
 @client_options("correct", "wrong", "no_answer", "several", "tag")

@@ -15,7 +15,6 @@ from turnwise.errors import one_line
 from turnwise.extensions import named
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
-from turnwise.storage.trackers.console import ConsoleTracker
 from turnwise.storage.trackers.tracker import Point, Tracker
 from turnwise.system.plugins import load
 
@@ -221,6 +220,8 @@ def open_trackers(
     names: Sequence[str], config: Config, *, steps: int, console: Console, say: Callable[[str], None]
 ) -> Trackers:
     """The trackers of a run of so many steps, checked and not started."""
+    from turnwise.storage.trackers.console import ConsoleTracker
+
     trackers = [
         ConsoleTracker(console, steps) if name == CONSOLE else _extension_tracker(name, config) for name in names
     ]

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from rich.console import Console
 
-from turnwise.chat.images.processor import ImageProcessor
 from turnwise.config import Config
 from turnwise.config.choices import Ship
 from turnwise.data.loader import Loader, LoaderState
@@ -31,6 +30,9 @@ from turnwise.training.runs.resumable_run import ResumableRun, open_run
 from turnwise.training.runs.resume_config import resume_command
 from turnwise.training.runs.state import Progress, RunState, read_state
 from turnwise.types import Group, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.chat.images.processor import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 import json
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,11 @@ import pytest
 from turnwise.errors import DataError
 from turnwise.ext.research.corpus.articles import K1, SHIPPED, B, Bm25, open_corpus, shipped, tokenise
 from turnwise.ext.research.corpus.relations import BY_NAME, RELATIONS, VALUE, named
-from turnwise.ext.research.corpus.world import make_world
+from turnwise.system.plugins import load
+
+make_world: Any = load(
+    f"{Path(__file__).parents[4] / 'examples' / 'research_articles' / 'world.py'}:make_world", "world"
+)
 
 
 def test_the_shipped_file_is_what_the_generator_gives():

@@ -20,8 +20,7 @@ from seeing import build as build_model
 from turnwise.config import Config
 from turnwise.data.task_config import configure
 from turnwise.engines.in_process import open_learner
-from turnwise.engines.learners.learner import Who
-from turnwise.engines.learners.objective import SUPERVISED
+from turnwise.engines.learners.learner import SUPERVISED, Who
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, OpenLearner
 from turnwise.engines.rendering import make_renderer

@@ -1,1 +1,1 @@
-"""The bundled tiny model: Qwen3 architecture, own tokenizer, taught the arithmetic task by `recipe.py`."""
+"""The bundled tiny model: Qwen3 architecture, taught the arithmetic task (examples/tiny_model/recipe.py)."""

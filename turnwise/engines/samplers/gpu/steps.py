@@ -17,8 +17,7 @@ from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate_into_pages
 from turnwise.engines.kernels.sampling import advance, choose
-from turnwise.engines.model.model_shape import LayerCache
-from turnwise.engines.model.policy_model import ImageFeatures, Mixing, ModelInputs, PolicyModel
+from turnwise.engines.model.policy_model import ImageFeatures, LayerCache, Mixing, ModelInputs, PolicyModel
 from turnwise.engines.samplers.gpu.graphs import Graphs, Say
 from turnwise.engines.samplers.gpu.pass_shapes import (
     Numbers,

@@ -1,1 +1,2 @@
-"""The bundled tiny vision-language model: Qwen3-VL's architecture, taught by `recipe.py` to look before it answers."""
+"""The bundled tiny vision-language model: Qwen3-VL's architecture, taught to look before it answers
+(examples/tiny_vision/recipe.py)."""

@@ -1,4 +1,4 @@
-"""The `python` tool: runs what the model wrote in a sandbox session that lasts as long as the episode."""
+"""The tool `python` (`code_interpreter` in verl): runs what the model wrote in a session as long as the episode."""
 
 import asyncio
 import base64
@@ -116,7 +116,7 @@ class _PythonSession:
         await self.session.close()
 
 
-python = PythonTool()
+python, code_interpreter = PythonTool(), PythonTool("code_interpreter")
 
 
 def input_images(context: ToolContext) -> list[InputImage]:

@@ -1,6 +1,6 @@
 """How the tiny vision-language model was made: tokenizer, fresh weights, seeing, captions, then scripted looks.
 
-Run `python -m turnwise.ext.tinylook.model.recipe --out DIR`: minutes on a GPU with many cores beside it, which draw.
+Run `python examples/tiny_vision/recipe.py --out DIR`: minutes on a GPU with many cores beside it, which draw.
 First the tower names what stands in every patch of sketches. It rests from then on, while the language model writes
 captions (where is which colour, with which digit), then imitates scripted conversations of the task `tinylook`. In the
 end the script misses, guesses and looks needlessly on purpose (`Habits`): what is left to learn is for RL. All of it
@@ -15,9 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3VLForConditionalGeneration
-
-from turnwise.ext.tinylook.model.demonstrations import (
+from demonstrations import (
     BUCKETS,
     DILIGENT,
     Arrays,
@@ -26,9 +24,11 @@ from turnwise.ext.tinylook.model.demonstrations import (
     Habits,
     Taught,
 )
-from turnwise.ext.tinylook.model.folder import write_folder
-from turnwise.ext.tinylook.model.network import fresh_model, run_text
-from turnwise.ext.tinylook.model.pretraining import in_order, pretrain_tower
+from folder import write_folder
+from network import fresh_model, run_text
+from pretraining import in_order, pretrain_tower
+from transformers import Qwen3VLForConditionalGeneration
+
 from turnwise.ext.tinylook.rows import read_knobs
 
 PUZZLES = "read,prior,none,rotate,contrast,compare=2,search=2,count=2,compute=3"

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from folder import IMAGE
+from network import TOKENS, VIEW, positions_of
 from numpy.typing import NDArray
+from sketches import caption
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -15,9 +18,6 @@ from turnwise.ext.tinylook.canvas import Pixels, Sizes
 from turnwise.ext.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.ext.tinylook.look import look
 from turnwise.ext.tinylook.look_words import SEEN, STEPS
-from turnwise.ext.tinylook.model.folder import IMAGE
-from turnwise.ext.tinylook.model.network import TOKENS, VIEW, positions_of
-from turnwise.ext.tinylook.model.sketches import caption
 from turnwise.ext.tinylook.rows import view_of
 from turnwise.ext.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
 from turnwise.ext.tinylook.solvers import Glance, guess, oracle_glances, random_glance

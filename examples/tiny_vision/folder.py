@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+from network import MERGE, PATCH, VIEW
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessorPil
 
+import turnwise.ext.tinylook.model
 from turnwise.ext.tinylook.language import VOCABULARY
-from turnwise.ext.tinylook.model.network import MERGE, PATCH, VIEW
 
 CONTROL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -16,7 +17,7 @@ CONTROL = (
 IMAGE = "<|image_pad|>"
 ROLES = ("system", "user", "assistant", "tool", "tools: ", "look")
 PARAMETERS = ("box", "turn", "contrast")
-TEMPLATE = Path(__file__).parent / "chat_template.jinja"
+TEMPLATE = Path(turnwise.ext.tinylook.model.__file__).parent / "chat_template.jinja"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from network import GRID, MERGE, VIEW
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -12,7 +13,6 @@ from turnwise.ext.tinylook.canvas import Box, Colour, Drawing, NoRoom, Pixels, S
 from turnwise.ext.tinylook.font import DIGITS, HEIGHT, LETTERS, WIDTH
 from turnwise.ext.tinylook.language import COLOURS, SEARCHED
 from turnwise.ext.tinylook.look_words import STEPS
-from turnwise.ext.tinylook.model.network import GRID, MERGE, VIEW
 from turnwise.ext.tinylook.rows import view_of
 
 GLYPHS = ("", *DIGITS, *LETTERS, SEARCHED)

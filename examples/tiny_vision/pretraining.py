@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from network import GRID, MERGE, TOKENS, look
 from numpy.typing import NDArray
+from sketches import FINE, GLYPHS, INKS, looks
 from torch.utils.data import DataLoader, Dataset
 from transformers import Qwen3VLForConditionalGeneration
-
-from turnwise.ext.tinylook.model.network import GRID, MERGE, TOKENS, look
-from turnwise.ext.tinylook.model.sketches import FINE, GLYPHS, INKS, looks
 
 Item = TypeVar("Item")
 LOOKS = 8

@@ -1,5 +1,8 @@
-"""Writes articles.json: `python -m turnwise.ext.research.corpus.world`. An invented world, the same for the same seed,
-whose facts fit each other: nobody founds a company before being grown up, no invention comes before its maker."""
+"""Writes the articles of the `search` tool: `python examples/research_articles/world.py`.
+
+An invented world, the same for the same seed, whose facts fit each other: nobody founds a company before being grown
+up, no invention comes before its maker.
+"""
 
 import json
 import random
@@ -8,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turnwise.ext.research.corpus.articles import SHIPPED
 from turnwise.ext.research.corpus.relations import BY_NAME, RELATIONS, VALUE, named
 
 SEED = 2026
 COUNTS = {"lake": 14, "river": 28, "town": 64, "college": 22, "person": 170, "company": 60, "invention": 82}
 PREFIX = {"lake": "L", "river": "R", "town": "T", "college": "S", "person": "P", "company": "C", "invention": "V"}
-FILE = Path(__file__).with_name("articles.json")
 
 _ONSETS = (*"bdfghklmnprstvz", "br", "dr", "gr", "kl", "pr", "sk", "st", "tr")
 _VOWELS = ["a", "e", "i", "o", "u", "ae", "ei", "ou"]
@@ -156,7 +159,7 @@ def _text(thing: Thing, everything: dict[str, Thing], rng: random.Random) -> str
     return " ".join(sentences)
 
 
-def write(path: Path = FILE) -> int:
+def write(path: Path = SHIPPED) -> int:
     """Write the file, one article a line; how many there are."""
     articles = make_world()
     lines = ",\n".join(json.dumps(article, ensure_ascii=False) for article in articles)
