@@ -31,6 +31,7 @@ LAYERS = (
 """Imports go strictly downward between rooms; the nouns of the first layer may name each other."""
 EXTENSIONS_USE = {
     "board": set[str](),
+    "conversations": set[str](),
     "fsdp": set[str](),
     "gym": set[str](),
     "http_env": set[str](),

@@ -517,7 +517,7 @@ def test_commands(command: str) -> None:
     ("rescore", "turnwise rescore: the following arguments are required: RUN ("),
     ("board --port x", "turnwise board: argument --port: invalid int value: 'x'"),
     ("eval --config", "turnwise eval: argument --config: expected one argument"),
-    ("train --steps 3", "turnwise train: '--steps' is no option: config values are written key=value, as in sft.steps or training.steps="),
+    ("train --steps 3", "turnwise train: '--steps' is not an option: config values are written key=value, as in sft.steps or training.steps="),
     ("eval --jsn", "turnwise eval: unknown argument of `turnwise eval` '--jsn': did you mean '--json'?"),
     ("prepare gsm8k --flavor tool", "turnwise prepare: unknown argument of `turnwise prepare gsm8k` '--flavor': did you mean '--flavour'?"),
 ])  # fmt: skip

@@ -96,7 +96,7 @@ def test_what_a_dry_run_needs_is_one_line(
     monkeypatch.setenv("BASE_MODEL_PATH", "Qwen/Qwen2.5-VL-7B-Instruct")
     assert launch.main(["h200", "--dry-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Qwen/Qwen2.5-VL-7B-Instruct (BASE_MODEL_PATH) is no folder here" in line and "tiny.py" in line
+    assert "Qwen/Qwen2.5-VL-7B-Instruct (BASE_MODEL_PATH) is not a folder here" in line and "tiny.py" in line
     monkeypatch.setenv("BASE_MODEL_PATH", str(small[0]))
     assert launch.main(["h200", "--dry-run", "training.group=4"]) == 2
     assert "training.groups" in capsys.readouterr().err

@@ -65,6 +65,13 @@ class Extension:
     tasks: Mapping[str, str] = field(default_factory=dict)
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
+    demonstrations: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, what a fine-tuning learns from, (config, student, note) ->
+    Demonstrations."""
+    held_out: Mapping[str, str] = field(default_factory=dict)
+    """The same of what is not learned: its loss is measured while the others are."""
+    unlearned: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     learners: Mapping[str, str] = field(default_factory=dict)
@@ -92,8 +99,8 @@ class Extension:
 
 _COMMON = ("model.precision", "engine.max_batch", "engine.sleep")
 _IN_PROCESS = (*_COMMON, "engine.batch_invariant")
-_GUEST = (*_COMMON, "engine.memory_fraction", "engine.retries", "servers.options")
-_SERVER = (*_GUEST, "servers.addresses", "servers.replicas", "servers.python")
+_ENGINES_OF_OTHERS = (*_COMMON, "engine.memory_fraction", "engine.retries", "servers.options")
+_SERVER = (*_ENGINES_OF_OTHERS, "servers.addresses", "servers.replicas", "servers.python")
 
 OWN = Engine("", "turnwise.engines.samplers.plugin:PluginOpener", reads=("engine.threads", "engine.retries"))
 """A sampler of the user's, `module:Class` or `file.py:Class`."""
@@ -140,6 +147,15 @@ OURS = {
         verbs={"board": "turnwise.ext.board.command", "report": "turnwise.ext.board.report_command"},
         beside={"board": "turnwise.ext.board.board_process:beside_run"},
         section="turnwise.ext.board.config:BoardConfig",
+    ),
+    "conversations": Extension(
+        demonstrations={"conversations.files": "turnwise.ext.conversations.demonstrations:read_conversations"},
+        held_out={"conversations.eval_files": "turnwise.ext.conversations.demonstrations:read_held_out"},
+        unlearned={
+            "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
+            "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",
+        },
+        section="turnwise.ext.conversations.config:ConversationsConfig",
     ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
     "gym": Extension(loops={"gym_env": "turnwise.ext.gym.loop:gym_env"}),
@@ -249,7 +265,7 @@ OURS = {
             "vllm": Engine(
                 "vLLM in this process; it gets the new weights after each step. Needs vLLM in Turnwise's environment.",
                 "turnwise.ext.vllm.opener:VllmHere",
-                reads=_GUEST,
+                reads=_ENGINES_OF_OTHERS,
             ),
             "vllm_server": Engine(
                 "vLLM servers: started here, in an environment of their own, or attached to.",

@@ -190,7 +190,7 @@ class Ledger:
             raise ValueError(f"a ledger with {lengths}")
         others = columns[1] != Origin.POLICY
         if len(others) and not 0 <= columns[1].min() <= columns[1].max() < len(Origin):
-            raise ValueError("a ledger with an origin that is none")
+            raise ValueError("a ledger with an unknown origin")
         least = {name: column.min(initial=0) for name, column in zip(COLUMNS, columns, strict=True)}
         if least["token_ids"] < 0 or least["turns"] < 0 or least["versions"] < NO_VERSION:
             raise ValueError("a ledger with a token id, a turn or a version below zero")

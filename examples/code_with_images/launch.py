@@ -37,7 +37,7 @@ def dry_run(asked: list[str]) -> int:
     path = Path(composed.config.model.path).expanduser()
     if not path.is_dir():
         sys.stderr.write(
-            f"model.path={composed.config.model.path} (BASE_MODEL_PATH) is no folder here, and a dry run needs the "
+            f"model.path={composed.config.model.path} (BASE_MODEL_PATH) is not a folder here, and a dry run needs the "
             f"model's small files: {MODEL_FILES}; no weights. tiny.py makes a folder that stands for it\n"
         )
         return 2

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from turnwise.ext.tinylook.canvas import Pixels, Sizes
 from turnwise.ext.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.ext.tinylook.look import look
-from turnwise.ext.tinylook.look_words import SEEN, STEPS
+from turnwise.ext.tinylook.look_grid import SEEN, STEPS
 from turnwise.ext.tinylook.rows import view_of
 from turnwise.ext.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
 from turnwise.ext.tinylook.solvers import Glance, guess, oracle_glances, random_glance

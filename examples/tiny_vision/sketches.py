@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from turnwise.ext.tinylook.canvas import Box, Colour, Drawing, NoRoom, Pixels, Sizes
 from turnwise.ext.tinylook.font import DIGITS, HEIGHT, LETTERS, WIDTH
 from turnwise.ext.tinylook.language import COLOURS, SEARCHED
-from turnwise.ext.tinylook.look_words import STEPS
+from turnwise.ext.tinylook.look_grid import STEPS
 from turnwise.ext.tinylook.rows import view_of
 
 GLYPHS = ("", *DIGITS, *LETTERS, SEARCHED)

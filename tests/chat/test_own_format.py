@@ -143,7 +143,7 @@ def test_an_object_or_a_file_with_the_names_of_a_format(own: Any, tmp_path: Path
         ("def fmt(text): return 1 / 0", "failed on 'Hello.': ZeroDivisionError"),
         (READS_ONLY.replace("'f()'", "'Hello.'"), "reads a call in 'Hello.'"),
         (READS_ONLY + "fmt.write = lambda call: 'f()'", "cannot be written so that it is read back as the same call"),
-        (READS_ONLY + "fmt.write = lambda call: 3", "write returned 3, no text"),
+        (READS_ONLY + "fmt.write = lambda call: 3", "write returned 3, not text"),
     ],
 )
 def test_what_cannot_be_one_is_told_at_load(own: Any, code: str, complaint: str) -> None:

@@ -165,7 +165,7 @@ def test_half_a_character_is_kept_in_a_row_and_is_no_name(tmp_path: Path, capsys
     assert json.loads((tmp_path / "out/t.jsonl").read_text())["note"] == "\ud800"
     source.write_text(json.dumps(row | {"extra_info": {"image_file_name": "\ud800.png"}}))
     capsys.readouterr()
-    assert main(command) == 2 and "is no plain name of a file" in capsys.readouterr().err
+    assert main(command) == 2 and "is not a plain file name" in capsys.readouterr().err
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, capsys: Any) -> None:
@@ -211,7 +211,7 @@ def test_packed_cells_are_read_alike(cell: str, tmp_path: Path) -> None:
         (["extract-images", "broken.parquet"], "not a readable parquet file"),
         (["pack-images", "t.parquet", "--format", "png"], "--format is for extract-images"),
         (["pack-images", "paths.jsonl"], "paths.jsonl row 0: the image gone.png cannot be read"),
-        (["pack-images", "paths.jsonl", "--images-from", "no.tar"], "is no folder and no .tar"),
+        (["pack-images", "paths.jsonl", "--images-from", "no.tar"], "is neither a folder nor a .tar"),
         (["sort-images", "t.parquet"], "sort-images"),
     ],
 )  # fmt: skip

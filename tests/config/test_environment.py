@@ -128,7 +128,7 @@ def test_the_judges_addresses_and_the_hubs_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="HF_HOME=.*file is not a folder, and model.path=somebody/model"):
         compose(["model.path=somebody/model"])
-    assert told(compose())["HF_HOME"][0].endswith("model.path=tiny is none")
+    assert told(compose())["HF_HOME"][0].endswith("model.path=tiny is not one")
 
 
 def test_check_and_the_plan_show_them(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

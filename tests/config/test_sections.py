@@ -63,7 +63,7 @@ def test_a_config_made_by_hand_has_every_section_by_default() -> None:
     assert section(changed, SandboxConfig).seconds == 2 and changed.seed == 3
     assert value_of(with_value(Config(), "ray.samplers", 4), "ray.samplers") == 4
     assert section(replace(changed, seed=4), SandboxConfig).seconds == 2
-    with pytest.raises(ConfigError, match="Engine is no section of an extension"):
+    with pytest.raises(ConfigError, match="Engine is not a section of an extension"):
         section(Config(), Engine)
 
 
@@ -93,7 +93,7 @@ def compose_shop(*overrides: str) -> Config:
     [
         ("shop", "no_such_module:Shop", "its section no_such_module:Shop is not there"),
         ("shop", f"{__name__}:NoShop", "is not there"),
-        ("shop", f"{__name__}:compose_shop", "is no dataclass"),
+        ("shop", f"{__name__}:compose_shop", "is not a dataclass"),
         ("engine", f"{__name__}:Engine", "cannot be called like the core's key 'engine'"),
     ],
 )

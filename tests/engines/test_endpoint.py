@@ -242,7 +242,7 @@ def test_a_wrong_endpoint_stops_the_run(answer: bytes, said: str) -> None:
         ({"choices": []}, "without choices"),
         ({"choices": None}, "without"),
         ({"choices": [{}]}, "without 'message'"),
-        (chat({"content": ["parts"]}), "no text"),
+        (chat({"content": ["parts"]}), "not text"),
         (chat({"content": "x"}, "content_filter"), "content_filter"),
         (chat({"content": "x"}, None), "finish_reason None"),
         (chat({"content": "x"}, ["stop"]), "finish_reason"),

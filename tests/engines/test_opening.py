@@ -18,10 +18,10 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.open import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, model_source
+from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.weight_sync import check_trainable
 from turnwise.engines.weight_updates import Adapter, FullWeights
 from turnwise.errors import ConfigError
 from turnwise.rollout.prepare import prepare, token_context

@@ -48,8 +48,8 @@ def test_the_example_evaluates_and_trains(code: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("change", "command", "words"),
     [
-        ({"wake = close": "close"}, "eval", "is no Sampler: it lacks `async def wake`"),
-        ({"async def publish": "async def publishes"}, "eval", "is no Sampler: it lacks `async def publish`"),
+        ({"wake = close": "close"}, "eval", "is not a Sampler: it lacks `async def wake`"),
+        ({"async def publish": "async def publishes"}, "eval", "is not a Sampler: it lacks `async def publish`"),
         ({"capabilities = ": "abilities = "}, "eval", "must set context_length and capabilities"),
         ({"config, source, tokenizer": "config"}, "eval", "is called with (config, source, tokenizer)"),
         ({"float32)": "float33)"}, "eval", "float33"),

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from turnwise.data.task_config import configure
-from turnwise.engines import weight_sync
+from turnwise.engines import publish_weights
 from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.opener import LearnerParts
+from turnwise.engines.publish_weights import check_trainable, make_update, needs_files, publish, weights_folder
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.weight_sync import check_trainable, make_update, needs_files, publish, weights_folder
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.rollout.prepare import make_renderer
@@ -64,9 +64,9 @@ def test_the_cheapest_update_that_a_sampler_takes_is_made(tmp_path: Path) -> Non
 def test_files_hold_every_weight_as_it_is_however_many_files_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "PART_BYTES", 200_000)
+    monkeypatch.setattr(publish_weights, "PART_BYTES", 200_000)
     made = learner()
-    weight_sync.write_weights(made.weights(), tmp_path)
+    publish_weights.write_weights(made.weights(), tmp_path)
     files = sorted(tmp_path.iterdir())
     assert len(files) > 1
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -94,13 +94,13 @@ def test_updates_do_not_pile_up_and_the_latest_stays_for_who_asks_again(tmp_path
 def test_the_folder_of_updates_is_gone_afterwards_and_what_a_killed_process_left_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "MEMORY", tmp_path)
+    monkeypatch.setattr(publish_weights, "MEMORY", tmp_path)
     shared = tmp_path / "shared"
     script = f"""
 import os, pathlib, signal
-from turnwise.engines import weight_sync
-weight_sync.MEMORY = pathlib.Path({str(tmp_path)!r})
-with weight_sync.weights_folder(10, None) as one, weight_sync.weights_folder(10, pathlib.Path({str(shared)!r})) as two:
+from turnwise.engines import publish_weights
+publish_weights.MEMORY = pathlib.Path({str(tmp_path)!r})
+with publish_weights.weights_folder(10, None) as one, publish_weights.weights_folder(10, pathlib.Path({str(shared)!r})) as two:
     print(one, two, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -74,7 +74,7 @@ def test_images_that_cannot_be_sent_are_refused_by_name(tmp_path: Path, monkeypa
         (str(tmp_path / "large.png"), "large.png has"),
         (str(tmp_path), "cannot be read"),
         ("data:image/png;base64,%%%", "cannot be read"),
-        (str(tmp_path / "pipe.png"), "no regular file"),
+        (str(tmp_path / "pipe.png"), "not a regular file"),
         ("x" * 5000 + ".png", "cannot be read"),
         ("a\0.png", "cannot be read"),
         ("data:text/plain;base64,aGVsbG8=", "is not a PNG"),

@@ -127,7 +127,7 @@ def test_a_row_that_names_single_turn_but_brings_more_is_refused(agent, fields):
         ({"agent": f"{ME}:takes_two"}, "must take the conversation, and options by keyword only"),
         ({"tools": ("calculat",)}, "sample row:7: tool_selection names 'calculat'.*did you mean 'calculate'"),
         ({"interaction": InteractionSpec("gsm8")}, "sample row:7: unknown interaction 'gsm8': did you mean 'gsm8k'"),
-        ({"interaction": InteractionSpec(f"{ME}:LoopObject")}, "sample row:7: .*is no user: write async def user"),
+        ({"interaction": InteractionSpec(f"{ME}:LoopObject")}, "sample row:7: .*is not a user: write async def user"),
         ({"interaction": InteractionSpec(f"{ME}:takes_nothing")}, "must take the turn, and options by keyword only"),
     ],
 )

@@ -12,7 +12,7 @@ from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.reports.preflight import preflight
 from turnwise.rollout.prepare import prepare
-from turnwise.training.runs.prepare import prepare_training
+from turnwise.training.runs.prepare_training import prepare_training
 
 ROW: dict[str, Any] = {"data_source": "s", "prompt": "6*7?", "reward_model": {"ground_truth": "42"}}
 SCHEMA = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}
@@ -132,7 +132,7 @@ def test_keys_that_would_not_be_read(tmp_path: Path, monkeypatch: Any, capsys: p
     assert "data.images_from (command line) is never read" in said and "or data.eval_files is set" in said
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))
     assert main(["eval", *QUIET, "data.eval_files=[rows.jsonl]", "data.images_from=/nonexistent"]) == 2
-    assert "/nonexistent is no folder and no .tar" in capsys.readouterr().err
+    assert "/nonexistent is neither a folder nor a .tar" in capsys.readouterr().err
     config = configure("training.target=0.9", "training.eval_every=0")
     with pytest.raises(ConfigError, match="training.target ends a run after an evaluation"):
         prepare_training(config, None, None, tools=None, scorer=None, interaction=None)

@@ -107,7 +107,7 @@ def test_the_model_reads_that_its_arguments_could_not_be_checked_and_it_is_count
         (json.loads('{"items":' * 300 + "{}" + "}" * 300), "more than 64 deep"),
         (of(a={"pattern": "(["}), "is not a 'regex'"),
         ({"type": "object", "patternProperties": {"\\p{L}": {}}}, "is not a 'regex'"),
-        ([1], "is no mapping"),
+        ([1], "is not a mapping"),
         ({"properties": 5}, "not a JSON schema"),
         (of(a={"$ref": "#/$defs/" + "b" * 500}), "which it lacks"),
     ],

@@ -227,7 +227,7 @@ def two_contexts(a: ToolContext, b: ToolContext):
         (positional, "'a' must be an ordinary named parameter"),
         (unresolved, "cannot resolve its annotations: name 'Nowhere'"),
         (unschemed, "no JSON schema for 'a'"),
-        (misdescribed, "describes 'b', which is no parameter"),
+        (misdescribed, "describes 'b', which is not a parameter"),
         (two_contexts, "two parameters want the context"),
     ],
 )

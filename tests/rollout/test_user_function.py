@@ -63,7 +63,7 @@ def test_wrong_options_and_what_is_no_user_are_refused_before_the_run():
         Users(Config(rollout=RolloutConfig(interaction=f"{ME}:patient", interaction_kwargs={"patienc": 1}))).get(
             f"{ME}:patient"
         )
-    with pytest.raises(PluginError, match="is no user: write async def user"):
+    with pytest.raises(PluginError, match="is not a user: write async def user"):
         Users(Config(rollout=RolloutConfig(interaction=f"{ME}:ME"))).get(f"{ME}:ME")
 
 

@@ -104,8 +104,8 @@ def test_numpy_numbers_are_numbers() -> None:
         ([1.0], "returned [1.0] (list) as a score"),
         (Score(1.0, None), "a Score whose parts are None"),  # type: ignore[arg-type]
         (Score(1.0, {}, [0.5]), "a Score whose turns are [0.5]"),  # type: ignore[arg-type]
-        (Score(1.0, remarks=("well done",)), "the remark 'well done'"),  # type: ignore[arg-type]
-        (Score(1.0, remarks=(Remark("me", "well done", turn=9),)), "the remark Remark("),
+        (Score(1.0, remarks=("well done",)), "returned 'well done' as a remark"),  # type: ignore[arg-type]
+        (Score(1.0, remarks=(Remark("me", "well done", turn=9),)), "as a remark: it must be"),
         (Score(1.0, remarks=(Remark("me", "well done", math.inf),)), "returned inf (float) as the value of a remark"),
     ],
 )
@@ -140,7 +140,7 @@ class Untold(Exception):
         (AssertionError(), "raised AssertionError ("),
         (SystemExit(3), "raised SystemExit: 3"),
         (asyncio.CancelledError(), "raised CancelledError"),
-        (Untold(), "raised Untold: (its text cannot be had: RuntimeError)"),
+        (Untold(), "raised Untold: (its text cannot be read: RuntimeError)"),
     ],
 )
 def test_what_a_scorer_raises_is_a_failure_on_one_line_and_never_a_reward(error: BaseException, said: str) -> None:

@@ -344,7 +344,7 @@ HOSTILE: dict[str, Any] = {
     "versions one short": lambda row: row["segments"][0]["versions"].pop(),
     "turns below zero": lambda row: row["segments"][0]["turns"].__setitem__(0, -1),
     "token ids below zero": lambda row: row["segments"][0]["token_ids"].__setitem__(0, -5),
-    "an origin that is none": lambda row: row["segments"][0]["origins"].__setitem__(0, 99),
+    "an unknown origin": lambda row: row["segments"][0]["origins"].__setitem__(0, 99),
     "a null among log-probs": lambda row: row["segments"][0]["logprobs"].__setitem__(-1, None),
     "no log-probs": lambda row: row["segments"][0].update(logprobs=None),
     "no turns in a ledger": lambda row: row["segments"][0].update(turns=None),

@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
             kind = str(action.metavar or action.dest).lower()
             text = unknown(kind, str(value), map(str, action.choices))
             if kind == "command" and "=" in str(value):
-                text = f"{value!r} is no command; config values come after one, as in `turnwise eval {value}`"
+                text = f"{value!r} is not a command; config values come after one, as in `turnwise eval {value}`"
             raise argparse.ArgumentError(None, text)
 
 
@@ -112,7 +112,7 @@ def _unknown_argument(extra: str, parser: argparse.ArgumentParser, takes_keys: b
 
         keys = [key for key in knobs_of(full_config()) if word in (key, key.rsplit(".", 1)[-1])]
         if keys:
-            return f"{extra!r} is no option: config values are written key=value, as in {' or '.join(keys)}=..."
+            return f"{extra!r} is not an option: config values are written key=value, as in {' or '.join(keys)}=..."
     options = [name for action in parser._actions for name in action.option_strings]
     return unknown(f"argument of `{parser.prog}`", extra, options)
 

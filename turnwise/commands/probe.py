@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument(
         "--with", dest="probes", default="blank,swap,noise", metavar="PROBES",
-        help="which, each a pass over the samples: blank, swap, noise (default all three)",
+        help="which probes, each one pass over the samples: blank, swap, noise (default all three)",
     )  # fmt: skip
     parser.epilog = """\
 examples:

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turn=2: the reply to that turn; turn=2,call=1: one of several tool results; turn=2,assistant: the "
         "turn's own words",
     )  # fmt: skip
-    parser.add_argument("--with", dest="text", default=None, metavar="TEXT", help="what is said there instead")
+    parser.add_argument("--with", dest="text", default=None, metavar="TEXT", help="the new text")
     parser.add_argument(
-        "--model", default=None, metavar="PATH", help="weights to play with (default: those that wrote the episode)"
+        "--model", default=None, metavar="PATH", help="weights to use (default: those that wrote the episode)"
     )
     add_trust(parser)
     add_json(parser)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = """\
 examples:
-  turnwise train run=first board.live=true                        with a live board
+  turnwise train run=first board.live=true                   with a live board
   turnwise train profile=laptop --dry-run                    what it would take here
   turnwise train run=first resume=auto training.steps=100    resume it, and go further
   turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet

@@ -168,7 +168,7 @@ def _effect(name: str, text: str, config: Config) -> tuple[str, bool]:
     if name == HUB:
         used = _from_hub(config)
         storage = "hub models and datasets are kept there"
-        return (storage if used else f"{storage}; model.path={config.model.path} is none"), True
+        return (storage if used else f"{storage}; model.path={config.model.path} is not one"), True
     used_by_judge = "judge" in json.dumps([config.scoring.scorers, config.scoring.options], default=str)
     return (
         "the judge's endpoints, where scoring.options names none" if used_by_judge else "no scorer asks a judge"

@@ -11,7 +11,7 @@ from turnwise.config import Config
 from turnwise.config.sections import full_config
 
 PACKAGE = Path(__file__).parent.parent
-LOOKING_ON = ("config/", "reports/checks/", "reports/plan.py", "reports/preflight.py", "training/runs/trust.py")
+NOT_READERS = ("config/", "reports/checks/", "reports/plan.py", "reports/preflight.py", "training/runs/trust.py")
 """Rooms that check, show or document values; what they read has no effect on a run."""
 PLAYING = ("reports/checks/rollouts.py",)
 """Files of theirs that play episodes themselves."""
@@ -35,7 +35,7 @@ def readers(key: str | None = None) -> dict[str, list[str]]:
     modules: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         module = path.relative_to(PACKAGE)
-        if module.as_posix().startswith(LOOKING_ON) and module.as_posix() not in PLAYING:
+        if module.as_posix().startswith(NOT_READERS) and module.as_posix() not in PLAYING:
             continue
         text = path.read_text(encoding="utf-8")
         if name is not None and f".{name}" not in text:  # parsing is what takes time

@@ -27,7 +27,7 @@ def extension_sections() -> dict[str, type]:
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"the extension {name}: its section {extension.section} is not there: {error}") from error
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise ConfigError(f"the extension {name}: its section {extension.section} is no dataclass")
+            raise ConfigError(f"the extension {name}: its section {extension.section} is not a dataclass")
         if name in core:
             raise ConfigError(f"the extension {name}: a section cannot be called like the core's key {name!r}")
         sections[name] = kind
@@ -86,6 +86,6 @@ def _name_of(kind: type) -> str:
     name = next((name for name, each in extension_sections().items() if each is kind), None)
     if name is None:
         raise ConfigError(
-            f"{kind.__name__} is no section of an extension: the table has {', '.join(extension_sections())}"
+            f"{kind.__name__} is not a section of an extension: the table has {', '.join(extension_sections())}"
         )
     return name

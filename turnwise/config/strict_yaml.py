@@ -61,7 +61,7 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(content) > MOST_BYTES:
-        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes; that is no config")
+        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes; that is not a config")
     try:
         return parse_yaml(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

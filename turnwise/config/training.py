@@ -192,9 +192,9 @@ class AlgorithmConfig:
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
     in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip, `sampler` learns better."""
     correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
-    """Importance weight for the gap between the sampler's log-probs and the learner's. Null chooses: `none` where
-    episodes are of the current weights (training.max_lag=0 and no replay) and where the loss's own ratio is to the
-    sampler's log-probs (ppo_clip, or algorithm.old_logprobs=sampler), else `token`. Set `none` to ignore the gap."""
+    """Importance weight for the gap between the sampler's log-probs and the learner's. Null takes `none` when all
+    episodes are of the current weights (training.max_lag=0 and no replay), or when the loss itself compares with the
+    sampler's log-probs (ppo_clip, or algorithm.old_logprobs=sampler); else `token`. Set `none` to ignore the gap."""
     correction_mode: Excess = knob(
         Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric", "null")
     )

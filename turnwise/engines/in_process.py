@@ -23,8 +23,8 @@ from turnwise.engines.opener import (
     opener_of,
     read_policy,
 )
+from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.weight_sync import check_trainable
 
 if TYPE_CHECKING:
     import torch

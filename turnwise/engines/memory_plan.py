@@ -19,7 +19,7 @@ OVERHEAD = 2 * 2**30
 SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
 KEPT_FEATURES = 512 << 20
-"""Of images, in sampler and learner each (`model/seeing.py`)."""
+"""Of images, in sampler and learner each (`model/image_features.py`)."""
 LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -120,8 +120,8 @@ class MemoryPlan:
         learns = bool(self.learning)
         how = ", the sampler's and the learner's" if self.copies == 2 else ", shared by sampler and learner"
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
-        seeing = f", {_gib(self.vision)} of it for vision" if self.vision else ""
-        yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}{seeing}"
+        vision = f", {_gib(self.vision)} of it for vision" if self.vision else ""
+        yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}{vision}"
         if self.features:
             yield f"  features     {_gib(self.features)} at most, of images"
         if learns:
@@ -218,8 +218,8 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         cache = _size(chosen.max_batch * length * size.cached * itemsize)
         weights = _size(size.weights * itemsize)
         most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        seeing = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
-        yield f"CPU memory, sampler: weights {weights}{seeing}, cache {cache} at most ({most})"
+        vision = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
+        yield f"CPU memory, sampler: weights {weights}{vision}, cache {cache} at most ({most})"
     if learns and training is not None:
         learner = config.learner
         trained = size.trained(learner)
@@ -291,8 +291,8 @@ def plan_memory(
     tight = [candidate for candidate in passes if candidate.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
-    together = lag > 0 or sleeps is False
-    short = room - (passes[-1].learning + least if together else max(passes[-1].learning, least))
+    both_at_once = lag > 0 or sleeps is False
+    short = room - (passes[-1].learning + least if both_at_once else max(passes[-1].learning, least))
     raise _does_not_fit(plan, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
 
 

@@ -12,8 +12,8 @@ from turnwise.engines.devices import choose
 from turnwise.engines.learners.sharded import sharded_learners
 from turnwise.engines.memory_plan import MemoryPlan, Training, memory_here
 from turnwise.engines.opener import LearnerParts, OpenLearner, OpenPair, OpenSampler, Say, model_source, opener_of
+from turnwise.engines.publish_weights import check_trainable, needs_files, weights_folder
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.weight_sync import check_trainable, needs_files, weights_folder
 
 
 async def open_sampler(config: Config, renderer: Renderer, say: Say) -> OpenSampler:

@@ -86,7 +86,7 @@ class Opener:
 
     def connect(self, engine: EngineConfig) -> "ChatEndpoint":
         """A client of the endpoint, which must be closed; of engines that do not render."""
-        raise EngineError(f"engine={engine.name} is no endpoint")
+        raise EngineError(f"engine={engine.name} is not an endpoint")
 
     async def check(self, config: Config) -> str | None:
         """What is found of the engine before a run, for the report; ConfigError or PluginError where it is missing."""

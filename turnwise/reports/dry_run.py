@@ -31,7 +31,7 @@ from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import read_status
 from turnwise.training.engines import open_engines
 from turnwise.training.optimise import beside_policy
-from turnwise.training.runs.prepare import prepare_training
+from turnwise.training.runs.prepare_training import prepare_training
 from turnwise.training.runs.resume_config import existing_run
 from turnwise.training.runs.trust import check_run
 from turnwise.training.sequences import to_sequences, trainable

@@ -74,13 +74,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         f"{sampling.max_tokens} tokens a turn, seed {config.seed}"
     )
     lines.append(f"budgets      {_budgets(config.rollout)}")
-    key, most = ("training", config.training.samples) if training else ("eval", config.eval.samples)
-    limit = "all" if most is None else f"{key}.samples={most}"
-    if most is not None and len(prepared.samples) > most:  # `check` looks at all of them
-        limit = f"the first {most} are used: {key}.samples"
     lines.append(
-        f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
-        f"{config.data.max_prompt_tokens} tokens"
+        f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
+        f"prompts over {config.data.max_prompt_tokens} tokens"
     )
     if training:
         algorithm = config.algorithm
@@ -100,6 +96,16 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _limit(prepared: Prepared, training: bool) -> str:
+    config, count = prepared.config, len(prepared.samples)
+    key, most = ("training", config.training.samples) if training else ("eval", config.eval.samples)
+    if most is None or count + prepared.dropped < most:
+        return "all"
+    if count > most:  # `check` looks at all of them
+        return f"the first {most} are used: {key}.samples"
+    return f"{key}.samples={most}"
 
 
 def _history(prepared: Prepared, renderer: Renderer) -> list[str]:

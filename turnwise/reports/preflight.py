@@ -28,7 +28,7 @@ from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_enough_samples, check_training
 from turnwise.training.optimise import beside_policy
 
-SAMPLES_LOOKED_AT = 256
+MOST_SAMPLES = 256
 
 
 def preflight(composed: Composed) -> Report:
@@ -115,7 +115,7 @@ def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Pre
 
 def _limit(files: list[str], wanted: int | None, needed: int = 0) -> int | None:
     """Files are read whole; of a generator's samples enough are made."""
-    enough = max(SAMPLES_LOOKED_AT, needed)
+    enough = max(MOST_SAMPLES, needed)
     return None if files else min(wanted or enough, enough)
 
 
@@ -160,7 +160,7 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
                 measured_images(sample, config, renderer),
             ).ids
         )
-        for sample in itertools.islice(prepared.samples, SAMPLES_LOOKED_AT)
+        for sample in itertools.islice(prepared.samples, MOST_SAMPLES)
     ]
     samples = len(prepared.samples)  # every row of a file was looked at; an evaluation takes eval.samples of them
     episodes = min(samples, config.eval.samples or samples) * config.eval.group_size

@@ -87,7 +87,9 @@ class ProbeReport(Printable):
         title = f"probes of {len(self.trajectories.get('none', ()))} episodes, {self.seconds:.1f} s"
         table = Table(title=title, caption="± is one standard error; looked: was shown an image of a tool")
         for name in ("data source", "probe", "n", "looked", "accuracy %", "probed %", "change"):
-            table.add_column(name, justify="left" if name in ("data source", "probe") else "right", no_wrap=True)
+            table.add_column(
+                name, justify="left" if name in ("data source", "probe") else "right", no_wrap=name != "data source"
+            )
         for result in self.results:
             table.add_row(
                 Text(result.data_source),

@@ -290,22 +290,22 @@ class ForcedConversation(Conversation):
         self._before, self._edit, self._notes = before, edit, notes
 
     async def call_tools(self, message: Message) -> list[Message]:
-        return self._heard(await super().call_tools(message))
+        return self._recorded_or_live(await super().call_tools(message))
 
     async def ask_user(self) -> list[Message]:
         try:
-            return self._heard(await super().ask_user())
+            return self._recorded_or_live(await super().ask_user())
         except EpisodeEnd:
-            heard = self._heard([])
-            if not heard:
+            replies = self._recorded_or_live([])
+            if not replies:
                 raise
             self._shared.ended = None  # who ends it now did not then, or is edited
-            return heard
+            return replies
 
     def add(self, replies: Sequence[Message]) -> None:
-        super().add(self._heard(replies))
+        super().add(self._recorded_or_live(replies))
 
-    def _heard(self, live: Sequence[Message]) -> list[Message]:
+    def _recorded_or_live(self, live: Sequence[Message]) -> list[Message]:
         number, edit = len(self.turns) - 1, self._edit
         if number > edit.turn or (number == edit.turn and edit.assistant):
             return list(live)

@@ -286,18 +286,18 @@ def row_notices(samples: Sequence[Sample], agents: Sequence[str], tools: Mapping
         for mark in _MARKS:
             if any(mark in text for text in _texts(sample)) and not (mark == MARKER and sample.images):
                 counts[f"{mark} in the prompt but no {mark[1:-1]} for it: it stays plain text"] += 1
-    return [f"{count} samples have {text}" for text, count in counts.items()] + _blind_tools(samples, tools)
+    return [f"{count} samples have {text}" for text, count in counts.items()] + _tools_without_images(samples, tools)
 
 
 def _texts(sample: Sample) -> Iterator[str]:
     return (message.text for message in sample.prompt)
 
 
-def _blind_tools(samples: Sequence[Sample], tools: Mapping[str, Tool]) -> list[str]:
+def _tools_without_images(samples: Sequence[Sample], tools: Mapping[str, Tool]) -> list[str]:
     """Tools that look at images where nothing brings one; another tool may make some."""
-    looking = [name for name, tool in tools.items() if getattr(tool, "reads_images", False)]
-    if not looking or len(looking) < len(tools):
+    image_tools = [name for name, tool in tools.items() if getattr(tool, "reads_images", False)]
+    if not image_tools or len(image_tools) < len(tools):
         return []
     if any(sample.images or sample.tools_kwargs for sample in samples):
         return []
-    return [f"no sample has an image for the tools {', '.join(looking)} to look at"]
+    return [f"no sample has an image for the tools {', '.join(image_tools)} to look at"]

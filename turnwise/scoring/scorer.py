@@ -54,7 +54,7 @@ class ScorerSpec:
         """The scorer, with its name, options and signature checked."""
         builtin = builtin_scorers()
         if self.name not in builtin and not {":", "."} & set(self.name):
-            raise ConfigError(unknown("scorer", self.name, builtin) + " Your own is written module:function.")
+            raise ConfigError(unknown("scorer", self.name, builtin) + " Your own is written as file.py:function.")
         return as_scorer(load(builtin.get(self.name, self.name), "scorer"), self.name, self.options)
 
 
@@ -269,7 +269,7 @@ def raised_by(name: str, error: BaseException) -> ScoringFailed:
     try:
         text = " ".join(str(error).split())
     except Exception as broken:  # a class of a plug-in, which may do anything here
-        text = f"(its text cannot be had: {type(broken).__name__})"
+        text = f"(its text cannot be read: {type(broken).__name__})"
     cause = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
     return ScoringFailed(f"scorer {name} raised {cause}{where}")
 
@@ -286,7 +286,7 @@ def sum_of_parts(result: dict[Any, Any], name: str) -> Score:
 def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
     for what, mapping in (("parts", score.parts), ("turns", score.turns)):
         if not isinstance(mapping, Mapping):
-            raise PluginError(f"scorer {name} returned a Score whose {what} are {reprlib.repr(mapping)}, no mapping")
+            raise PluginError(f"scorer {name} returned a Score whose {what} are {reprlib.repr(mapping)}, not a mapping")
     existing = {turn.index for turn in trajectory.every_turn}
     if not existing.issuperset(score.turns):
         raise PluginError(f"scorer {name} scored turns {sorted(score.turns)}; there are {sorted(existing)}")
@@ -309,7 +309,7 @@ def _parts(parts: Mapping[Any, Any], scorer: str, where: str = "") -> dict[str, 
 def _remark(remark: Any, turns: set[int], name: str) -> Remark:
     good = isinstance(remark, Remark) and isinstance(remark.by, str) and isinstance(remark.text, str)
     if not good or remark.turn not in {None, *turns}:
-        raise PluginError(f"scorer {name} returned the remark {reprlib.repr(remark)}: no Remark with a text on a turn")
+        raise PluginError(f"scorer {name} returned {reprlib.repr(remark)} as a remark: it must be a Remark on a turn")
     text, value = remark.text, remark.value
     return Remark(
         remark.by,

@@ -218,7 +218,7 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
             reply = replies.get(record.call.id)
             if any(not image["data"].startswith("data:") for image in noted):  # a path here came with the trajectory
                 raise ScoringFailed(
-                    f"an image noted with turn {turn.index} is no data URL, and no file is opened for it"
+                    f"an image noted with turn {turn.index} is not a data URL, and no file is opened for it"
                 )
             if noted:
                 yield from (Image(image["data"]) for image in noted)
@@ -231,7 +231,7 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
 def _graded(answer: object) -> Verdict:
     value = answer.value if isinstance(answer, Verdict) else answer
     if not isinstance(value, numbers.Real):
-        raise PluginError(f"the judge returned {reprlib.repr(answer)}, which is no grade from 0 to 1")
+        raise PluginError(f"the judge returned {reprlib.repr(answer)}, which is not a grade from 0 to 1")
     grade = float(value)
     if not 0.0 <= grade <= 1.0:  # nan too
         raise ScoringFailed(f"the judge gave {grade!r}, which is not a grade from 0 to 1")
@@ -285,7 +285,7 @@ def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_image
             return by_evidence(shared, show_images=show_images)
         return by_trace(_TraceJudge(shared), show_images=show_images)
     if not {":", "."} & set(name):
-        raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
+        raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written as file.py:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
     own = loop_resource(_PluginJudge, key, lambda: _PluginJudge(_as_judge(load(name, "judge"), name, options))).judge
     chosen = by_evidence if view is View.evidence_only else by_trace

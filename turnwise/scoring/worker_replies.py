@@ -117,5 +117,5 @@ def read_answer(content: bytes, request_id: str = "") -> Answer:
         where = ".".join(map(str, fault["loc"]))[:80]
         raise AttemptFailed(f"the answer is not understood: {where} {fault['msg'][:200]}".replace("  ", " ")) from error
     if answer.id != request_id:
-        raise AttemptFailed(f"the answer is one to another request ({answer.id[:40]!r} instead of {request_id!r})")
+        raise AttemptFailed(f"the answer belongs to another request ({answer.id[:40]!r} instead of {request_id!r})")
     return answer

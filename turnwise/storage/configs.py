@@ -20,7 +20,7 @@ def read_config(run: RunDir) -> tuple[str, dict[str, str]]:
     is_long = path.is_file() and path.stat().st_size > 4 * LONGEST  # then it never comes into memory
     text = "" if is_long else run.read_text(CONFIG)
     if is_long or len(text) > LONGEST:
-        raise StorageError(f"{path} has more than {LONGEST} characters; that is no config")
+        raise StorageError(f"{path} has more than {LONGEST} characters; that is not a config")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
     try:
         _refuse_depth(text, loader, path)
@@ -64,7 +64,7 @@ class _Budget:
     def take(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise StorageError(f"{self._name} has more than {_MOST_VALUES} values; that is no config")
+            raise StorageError(f"{self._name} has more than {_MOST_VALUES} values; that is not a config")
 
 
 def _flatten(tree: dict[Any, Any], prefix: str, budget: _Budget) -> Iterator[tuple[str, str]]:

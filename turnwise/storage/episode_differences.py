@@ -107,9 +107,8 @@ def shown(result: Differences) -> Group:
     """The differences for a terminal; nothing of a text can move its cursor."""
     lines: list[Styled] = []
     if result.parted is None:
-        lines.append(
-            Styled(f"the same tokens; log-probs differ by at most {result.logprob_gap:.2g}", style="bold green")
-        )
+        gap = f"; log-probs differ by at most {result.logprob_gap:.2g}" if result.logprob_gap else " and log-probs"
+        lines.append(Styled(f"the same tokens{gap}", style="bold green"))
     else:
         parted = result.parted
         where = f"segment {parted.segment}, token {parted.token}, turn {parted.turn}"

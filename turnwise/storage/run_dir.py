@@ -207,7 +207,9 @@ def check_free(runs_dir: Path, name: str | None) -> None:
     check_name(name)
     parent = Path.cwd() / runs_dir
     if os.path.lexists(parent / name):
-        raise ConfigError(f"run {name!r} exists in {parent}; choose another name with run=")
+        raise ConfigError(
+            f"run {name!r} exists in {parent}: choose another name with run=, or resume a training with resume=auto"
+        )
 
 
 def check_name(name: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text as Styled
 
 from turnwise.storage.trajectories.ledger_columns import origin_counts
-from turnwise.system.image_sources import kept_name
+from turnwise.system.image_sources import is_inline, kept_name
 from turnwise.types import (
     CallRecord,
     Image,
@@ -96,8 +96,14 @@ def _content(message: Message, origin: Origin) -> Iterator[Styled]:
         yield Styled(visible(message.content), style=STYLES[origin])
         return
     for part in message.content:
-        text = f"[image {kept_name(part.source) or part.source[:80]}]" if isinstance(part, Image) else part.text
+        text = f"[image {_source(part)}]" if isinstance(part, Image) else part.text
         yield Styled(visible(text), style=STYLES[origin])
+
+
+def _source(image: Image) -> str:
+    if is_inline(image.source):
+        return kept_name(image.source) or image.source.partition(";")[0].removeprefix("data:")
+    return image.source[:80]
 
 
 def _turn(turn: Turn) -> Iterator[Styled]:

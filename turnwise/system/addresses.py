@@ -55,4 +55,4 @@ def bind(host: str, port: int, *, any_port: bool = False) -> socket.socket:
             raise ConfigError(f"port {port} is taken on {host}; choose another with --port") from error
         raise ConfigError(f"cannot listen on {host}, --port {port}: {error.strerror or error}") from error
     except UnicodeError as error:  # of a name that no host can have
-        raise ConfigError(f"cannot listen on {host!r}: it is no host name") from error
+        raise ConfigError(f"cannot listen on {host!r}: it is not a host name") from error

@@ -61,7 +61,7 @@ def check_folder(path: Path, key: str) -> None:
 def check_regular(path: Path) -> None:
     """OSError for what is there and is no file: opening a pipe that somebody left in a run would wait for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(None, "it is no regular file")
+        raise OSError(None, "it is not a regular file")
 
 
 def cannot(verb: str, path: Path, error: OSError) -> StorageError:

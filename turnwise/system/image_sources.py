@@ -149,7 +149,7 @@ def _read(source: str, most: int) -> bytes:
     path = Path(source.removeprefix("file://"))
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would hold us
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if status.st_size > most:
         raise ValueError(f"it has more than {most / 2**20:g} MiB")
     return path.read_bytes()

@@ -193,7 +193,7 @@ def builtin(
     if name not in valid:
         raise PluginError(
             unknown(kind, name, sorted({*valid, *further}))
-            + (" Your own is written as module:name." if takes_own else "")
+            + (" Your own is written as file.py:name." if takes_own else "")
         )
     return importlib.import_module(f"{package}.{name}")
 

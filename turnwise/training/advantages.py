@@ -39,8 +39,8 @@ def check(
     """Refuse choices that cannot work, before anything is rolled out."""
     if advantage in GROUP_BASELINES and group_size < 2:
         raise ConfigError(
-            f"{advantage} compares the episodes of a group, and a group of {group_size} has no others: "
-            "use a group size of at least 2, or gae, reinforce_pp or remax"
+            f"algorithm.advantage={advantage} compares the episodes of a group, and a group of {group_size} has no "
+            "others: set training.group_size to at least 2, or the advantage to gae, reinforce_pp or remax"
         )
     if credit is Credit.turn and advantage not in GROUP_BASELINES and not is_plugin(advantage):
         names = ", ".join(choice.value for choice in GROUP_BASELINES)

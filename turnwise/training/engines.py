@@ -11,7 +11,7 @@ import torch
 
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines import weight_sync
+from turnwise.engines import publish_weights
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.learners.threads import computing
@@ -86,7 +86,7 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await weight_sync.publish(self.learner, self.sampler, version, self.weights_folder)
+        await publish_weights.publish(self.learner, self.sampler, version, self.weights_folder)
         self.version = version
         if self.take_turns:
             await self.sampler.wake()

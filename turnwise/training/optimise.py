@@ -197,8 +197,8 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
         return f"sampler and learner log-probs {verdict}"
     limits = "no difference, since both are proven to compute the same" if exact else f"a mean of {accepted:g}"
     raise TurnwiseError(
-        f"sampler and learner disagree: their log-probs differ by {gap}; accepted is {limits}, and training would be "
-        "off-policy unnoticed (learner.precision=float32 is closest; training.max_logprob_gap sets what is accepted "
+        f"sampler and learner disagree: their log-probs differ by {gap}; accepted is {limits}, and training would "
+        "silently be off-policy (learner.precision=float32 is closest; training.max_logprob_gap sets what is accepted "
         "where nothing is proven)"
     )
 

@@ -136,7 +136,7 @@ def test_null_compares_false(table, expression, chosen):
         ("'a' in reward", 1, "cannot be in a number"),
         ("'a' in 'b' in reward", 8, "cannot be in a number"),
         ("tools > 'a'", 9, "list of names"),
-        ("(1, 2)", 1, "no condition"),
+        ("(1, 2)", 1, "not a condition"),
         ("answer + 'x' == 'y'", 1, "a number is needed"),
         ("min(reward) > 1", 1, "unknown function 'min'"),
         ("abs(reward, 1) > 1", 1, "takes 1"),

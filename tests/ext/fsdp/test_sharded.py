@@ -264,7 +264,7 @@ def test_states_of_others_and_broken_ones_are_refused_by_name(
 @pytest.mark.parametrize(
     ("entry", "file", "words"),
     [
-        (BytesStorageMetadata(), "__0_0.distcp", "holds it, which is no tensor"),  # torch would unpickle it freely
+        (BytesStorageMetadata(), "__0_0.distcp", "holds it, which is not a tensor"),  # torch would unpickle it freely
         (TENSOR, "../../elsewhere", "'../../elsewhere', which is not a file beside it"),
         (TENSOR, "/dev/zero", "'/dev/zero', which is not a file beside it"),
     ],
@@ -299,7 +299,7 @@ def test_a_table_that_an_older_python_wrote_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("owner", ["torch\nSize", "torch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING"])
 def test_a_table_asks_for_members_of_enums_alone(owner: str, name: str, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(f"cbuiltins\ngetattr\n(c{owner}\nV{name}\ntR.".encode())
-    with pytest.raises(StorageError, match="which is no member of an enum"):
+    with pytest.raises(StorageError, match="which is not a member of an enum"):
         CheckedReader(tmp_path).read_metadata()
 
 

@@ -162,7 +162,7 @@ def test_what_gives_no_text_and_what_is_not_registered_stops_the_run(rollouts):
         play(rollouts.make(["1"], **with_env({"env": "FrozenLake-v1"})))
     with pytest.raises(ConfigError, match="unknown environment 'FrozenLak-v1': did you mean 'FrozenLake"):
         play(rollouts.make(["1"], **with_env({"env": "FrozenLak-v1"})))
-    with pytest.raises(PluginError, match="is no Gymnasium environment"):
+    with pytest.raises(PluginError, match="is not a Gymnasium environment"):
         play(rollouts.make(["1"], **with_env({"env": "builtins:dict"})))
 
 

@@ -207,7 +207,7 @@ def play_with(make, serving, rollouts, sample, **options):
         ({"start": [1]}, "answered with a list, not an object"),
         ({"start": {"messages": [{"role": "bot", "content": "a"}]}}, "unknown role 'bot'"),
         ({"start": {"tools": [{"type": "function"}]}}, "a schema is"),
-        ({"start": {"tools": "all"}}, "tools that are no list"),
+        ({"start": {"tools": "all"}}, "tools that are not a list"),
         ({"start": 404}, "answered 404"),
         ({"interact": [{**GO, "finish": "no"}]}, "finish is 'no', not true or false"),
         ({"interact": ['{"finish": true, "reward": NaN}']}, "reward is nan, not a finite number"),
@@ -217,7 +217,7 @@ def play_with(make, serving, rollouts, sample, **options):
         ({"interact": [{**GO, "messages": [{"role": "tool", "tool_call_id": "x", "content": "a"}]}]},
          "answers the call 'x', which is not open"),
         ({"interact": [{**GO, "messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}]}, "no data URL"),
+            {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}]}, "not a data URL"),
         ({"interact": [500]}, "answered 500"),
     ],
 )  # fmt: skip

@@ -40,5 +40,5 @@ def test_without_runsc_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         async with SandboxPool(SETTINGS):
             pass
 
-    with pytest.raises(SandboxUnavailable, match="level=L4 cannot be had here.*\n.*no runsc.*install"):
+    with pytest.raises(SandboxUnavailable, match="level=L4 is not available here.*\n.*no runsc.*install"):
         asyncio.run(body())

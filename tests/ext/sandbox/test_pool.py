@@ -199,7 +199,7 @@ def test_a_level_that_was_not_proven_is_not_claimed(monkeypatch: pytest.MonkeyPa
         return pool.report.level
 
     assert play(body) is SandboxLevel.L2
-    with pytest.raises(SandboxUnavailable, match="min_level=L3 cannot be had.*\n.*come through"):
+    with pytest.raises(SandboxUnavailable, match="min_level=L3 is not available here.*\n.*come through"):
         play(body, min_level=SandboxLevel.L3)
 
 

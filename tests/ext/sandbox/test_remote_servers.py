@@ -154,7 +154,7 @@ GARBAGE = {
     "list": [],
     "no fields": {},
     "unknown status": told(status="great"),
-    "text that is none": told(stdout=5),
+    "value that is not text": told(stdout=5),
     "text without end": told(stdout="x" * 3_000_000),
     "lone surrogate": fastapi.Response(b'{"status": "ok", "stdout": "\\ud800"}'),
     "infinite time": fastapi.Response(b'{"status": "ok", "seconds": Infinity}'),

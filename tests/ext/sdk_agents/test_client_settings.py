@@ -26,7 +26,11 @@ def test_an_agent_that_cannot_be_called_is_refused_before_the_run(rollouts, agen
         rollouts.make(["ok"], client=agent(no_sample) + "s")
     with pytest.raises(ConfigError, match=r"set sdk_agents.client to module:function"):
         rollouts.make(["ok"], agent="openai_client")
-    for command, text in (("exec:", "has no command"), ("exec:a 'b", "is no command"), ("exec:/no/such x", "/no/such")):
+    for command, text in (
+        ("exec:", "has no command"),
+        ("exec:a 'b", "is not a command"),
+        ("exec:/no/such x", "/no/such"),
+    ):
         with pytest.raises(ConfigError, match=text):
             rollouts.make(["ok"], client=command)
 

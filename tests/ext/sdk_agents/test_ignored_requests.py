@@ -139,7 +139,7 @@ def test_an_agent_that_parses_answers_is_a_doubt_of_the_check_and_no_error(tmp_p
     report = preflight(compose(chosen))
     assert report.passed, [finding.text for finding in report.errors]
     warnings = [one.text for one in report.findings if one.check.startswith("scripted rollout")]
-    assert any("raised over the scripted answer '#### 0' (rollout.scripted_answer): JSON" in one for one in warnings)
+    assert any("raised on the scripted answer '#### 0' (rollout.scripted_answer): JSON" in one for one in warnings)
     assert any("temperature=0.1 (sampling.temperature=" in one for one in warnings)
     report = preflight(compose([*chosen, """rollout.scripted_answer='{"answer": 0}'"""]))
     played = [one.text for one in report.findings if one.check.startswith("scripted rollout")]

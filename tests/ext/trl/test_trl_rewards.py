@@ -123,8 +123,8 @@ def test_nothing_said_is_no_zero() -> None:
     ("function", "options", "error", "text"),
     [
         (lambda completions, **kwargs: [1.0, 2.0], {}, PluginError, "returned 2 rewards for 1 completions"),
-        (lambda completions, **kwargs: 1.0, {}, PluginError, "no list of rewards"),
-        (lambda completions, **kwargs: ["a"], {}, PluginError, "no finite number"),
+        (lambda completions, **kwargs: 1.0, {}, PluginError, "not a list of rewards"),
+        (lambda completions, **kwargs: ["a"], {}, PluginError, "not a finite number"),
         (lambda completions, answer, **kwargs: [1.0], {}, PluginError, "wants the column 'answer'"),
         (correct, {"columns": {"solution": "solutoin"}}, ConfigError, "solution"),
         (REWARDS, {"weights": [1.0]}, ConfigError, "weights are 2 numbers"),

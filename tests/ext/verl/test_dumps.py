@@ -391,7 +391,7 @@ def test_files_that_cannot_be_imported(tmp_path):
     write(tmp_path / "folder/deeper/3.jsonl", verl())
     with pytest.raises(DataError, match="there are some in .*deeper"):
         import_dumps([tmp_path / "folder"], tmp_path / "run")
-    with pytest.raises(DataError, match="is no file and no folder"):
+    with pytest.raises(DataError, match="is neither a file nor a folder"):
         import_dumps([tmp_path / "nowhere"], tmp_path / "run")
     with pytest.raises(ConfigError, match="no file to import"):
         import_dumps([], tmp_path / "run")

@@ -154,7 +154,7 @@ def test_nothing_is_overwritten_unless_asked_for(model: Path, turnwise: Turnwise
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("years")
     code, said = turnwise("weights", "merge", model, tmp_path / "precious", "--force")
-    assert code == 2 and "is no folder of a model" in said and (tmp_path / "precious/thesis.txt").exists()
+    assert code == 2 and "is not a model's folder" in said and (tmp_path / "precious/thesis.txt").exists()
     for taken in (model, tmp_path):
         code, said = turnwise("weights", "merge", model, taken, "--force")
         assert code == 2 and "write to another place" in said and (model / "model.safetensors").exists()

@@ -147,9 +147,9 @@ def test_256_requests_to_a_bad_server_all_get_their_own_score(trajectory):
     [
         ((500, b"out of memory", {}), "answers 500: out of memory"),
         ((429, b"", {"Retry-After": "0"}), "answers 429"),
-        ((200, b"{}", {}), "one to another request"),
+        ((200, b"{}", {}), "belongs to another request"),
         ((200, b"[1", {}), "not understood"),
-        ((200, b'{"id": "x", "reward": 1.0}', {}), "one to another request ('x'"),
+        ((200, b'{"id": "x", "reward": 1.0}', {}), "belongs to another request ('x'"),
         (None, "no answer from the reward server"),
     ],
 )

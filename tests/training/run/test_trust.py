@@ -200,16 +200,16 @@ def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path, capsys):
     sent = run()
     os.mkfifo(sent / name)
     asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
-    assert main(asked) == 2 and f"{name}, which is no file" in capsys.readouterr().err
+    assert main(asked) == 2 and f"{name}, which is not a file" in capsys.readouterr().err
     for asked in (["show"], ["rescore"], ["filter", "--out", str(tmp_path / "a.parquet")], ["report", "--out", str(tmp_path / "a.html")]):  # fmt: skip
         assert main([asked[0], str(sent), *asked[1:]]) in (0, 2)
 
 
 def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(ScoringFailed, match="no regular file"):
+    with pytest.raises(ScoringFailed, match="not a regular file"):
         data_url(Image(str(tmp_path / "a.png")), 100)
-    with pytest.raises(ScoringFailed, match="no regular file"):
+    with pytest.raises(ScoringFailed, match="not a regular file"):
         _size(str(tmp_path / "a.png"))
 
 
@@ -217,7 +217,7 @@ def test_a_config_that_would_fill_the_memory_is_not_read(run, capsys):
     sent = run()
     os.truncate(sent / "config.yaml", 1 << 40)
     assert main(["rescore", str(sent)]) == 2
-    assert "that is no config" in capsys.readouterr().err
+    assert "that is not a config" in capsys.readouterr().err
 
 
 def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):

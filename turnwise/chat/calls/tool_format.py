@@ -144,7 +144,7 @@ class FunctionFormat:
             )
         text = self.write(call)
         if not isinstance(text, str):
-            raise PluginError(f"tool format {self.__name__!r}: write returned {reprlib.repr(text)}, no text")
+            raise PluginError(f"tool format {self.__name__!r}: write returned {reprlib.repr(text)}, not text")
         calls = self.parse(text, turn=0, in_reasoning=False).tool_calls
         return text if self.taught else refuse_unless_read_back(text, call, calls, self.__name__)
 

@@ -324,15 +324,15 @@ def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:
     module: Any = sys.modules[kind.__module__]
     if getattr(module, "num2words", True) is None:  # SmolVLM demands it always, and uses it for videos only
         module.num2words = str
-    seeing: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
+    lenient: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         ),
         "tokenizer": _PlainTokenizer(tokenizer),
     }
-    settings, _ = seeing.get_processor_dict(folder, local_files_only=True)
-    return seeing.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
+    settings, _ = lenient.get_processor_dict(folder, local_files_only=True)
+    return lenient.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
 
 
 def _bytes_of(arrays: Mapping[str, NDArray[Any]]) -> int:

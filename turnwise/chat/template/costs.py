@@ -292,7 +292,7 @@ def bounded(name: str, filtered: Callable[..., Any]) -> Callable[..., Any]:
         else:
             is_number = name in ("round", "string", *_DIVIDES)
             demand_small_numbers([*rest, *named.values(), *([first] if is_number else [])])
-            costs().make(weigh(first) + weight if name not in _LOOKS else 0)
+            costs().make(weigh(first) + weight if name not in _WRITE_NOTHING else 0)
         return filtered(*args, **named)
 
     return apply
@@ -303,7 +303,7 @@ _CONSUMES = ("join", "list", "sum", "unique", "sort", "min", "max", "groupby")
 _DIVIDES = ("divisibleby", "odd", "even")
 _OF_TEXTS = ("replace", "center", "urlize", "striptags", "wordwrap", "indent", "pprint", "title", "lower", "upper")
 """Filters and tests that write out whatever they are given."""
-_LOOKS = (
+_WRITE_NOTHING = (
     "first", "last", "length", "count", "default", "d", "items", "attr", "select", "reject", "selectattr", "rejectattr",
     "map", "random", "trim", "reverse",
 )  # fmt: skip

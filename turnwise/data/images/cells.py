@@ -64,7 +64,7 @@ class ImageCells:
             if not (there.is_dir() or (there.is_file() and there.suffix == ".tar")):
                 beside = [entry.name for entry in there.parent.iterdir()] if there.parent.is_dir() else []
                 hint = nearest(there.name, (entry for entry in beside if entry.endswith(".tar") or "." not in entry))
-                raise FieldError(field, f"{there} is no folder and no .tar: {hint}")
+                raise FieldError(field, f"{there} is neither a folder nor a .tar: {hint}")
             self._roots[folder, named] = there.absolute()
         return self._roots[folder, named]
 
@@ -135,7 +135,7 @@ class RowImages:
             if key == "bytes" and isinstance(inner, str):
                 content = from_base64(inner, certain=True)
                 if content is None:
-                    raise FieldError(join(field, key), f"this text is no base64 of a {KINDS} image")
+                    raise FieldError(join(field, key), f"this text is not base64 of a {KINDS} image")
                 inner = content
             image = self.read(inner, join(field, key))
             path = value.get("path")
@@ -161,7 +161,7 @@ class RowImages:
         except (DataError, OSError) as error:
             raise FieldError(field, str(error)) from error
         if name not in names:
-            raise FieldError(field, f"there is no plain file {shorten(name)!r} in {root}")
+            raise FieldError(field, f"there is no regular file {shorten(name)!r} in {root}")
         return f"{root}{MARK}{name}"
 
 

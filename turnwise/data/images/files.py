@@ -57,7 +57,7 @@ class ImageFolder:
         path = PurePosixPath(f"{digest.hexdigest()}.{ending}" if wanted is None else wanted)
         if wanted is not None:
             if wanted.startswith("/") or not all(is_file_name(part) for part in wanted.split("/")):
-                raise refuse(f"the name {wanted[:80]!r} is no plain name of a file")
+                raise refuse(f"the name {wanted[:80]!r} is not a plain file name")
             path = path if form is ImageForm.keep else path.with_suffix(f".{ending}")
         for name in (str(path), str(path.with_stem(f"{path.stem}-{digest.hexdigest()[:12]}"))):
             owner = self._given.get(name.lower())

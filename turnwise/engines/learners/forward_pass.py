@@ -78,13 +78,13 @@ class ForwardPass:
         sequences: Sequence[ImageSequence],
     ) -> Tensor:
         if any(sequence.media for sequence in sequences):
-            inputs = self._looking(model, tokens, sequences)
+            inputs = self._with_images(model, tokens, sequences)
         else:
             inputs = ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
-    def _looking(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
+    def _with_images(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
         """Tokens with images among them; each image is encoded once, however often it is there."""
         features = iter(model.encode_images([span.media for sequence in sequences for span in sequence.media]))
         stretches = [

@@ -65,7 +65,7 @@ def check_info(path: Path, info: Any, wanted: int) -> dict[str, Any]:
             "with the version that wrote it, or start a new run from its folder `policy`"
         )
     if type(info.get("step")) is not int or info["step"] < 0:
-        raise StorageError(f"{path} is after step {str(info.get('step'))[:100]}, which is no count of steps")
+        raise StorageError(f"{path} is after step {str(info.get('step'))[:100]}, which is not a number of steps")
     return {key: value for key, value in info.items() if key != "format"}
 
 

@@ -142,7 +142,7 @@ class _Cursor:
     def _skip(self, size: int) -> None:
         self.at += size
         if self.at > min(len(self.data), MOST_BYTES):
-            raise ValueError("it ends within its header, or that is no header")
+            raise ValueError("it ends within its header, or has no valid one")
 
 
 def _format(kind: int) -> str:

@@ -32,7 +32,7 @@ def download(name: str, *, code: bool) -> Path:
         if (folder := _cached(repository, revision or None)) is not None:
             return folder
         raise ConfigError(
-            f"model.path: {name} is no folder here (from {Path.cwd()}), it is not in the cache, and the hub cannot "
+            f"model.path: {name} is not a folder here (from {Path.cwd()}), it is not in the cache, and the hub cannot "
             f"be reached: {_first_line(error)}"
         ) from error
     wanted = _wanted(name, [each.rfilename for each in info.siblings or ()], code)
@@ -57,7 +57,7 @@ def _model_info(repository: str, revision: str | None) -> "ModelInfo":
     try:
         return HfApi().model_info(repository, revision=revision)
     except HFValidationError as error:
-        raise ConfigError(f"model.path: {name} is no folder here, and no hub id: {_first_line(error)}") from error
+        raise ConfigError(f"model.path: {name} is neither a folder here nor a hub id: {_first_line(error)}") from error
     except GatedRepoError as error:
         raise ConfigError(
             f"model.path: {name} is gated: ask for access on its page, then log in with `hf auth login`"
@@ -66,7 +66,7 @@ def _model_info(repository: str, revision: str | None) -> "ModelInfo":
         raise ConfigError(f"model.path: {repository} on the hub has no revision {revision}") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"model.path: {name} is no folder here (from {Path.cwd()}), and the hub has no such model, or shows it "
+            f"model.path: {name} is not a folder here (from {Path.cwd()}), and the hub has no such model, or shows it "
             "only to those who log in (`hf auth login`)"
         ) from error
     except HfHubHTTPError as error:

@@ -140,8 +140,8 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
         total = gguf_file.read_header(source.path).numbers
     if config is not None:
         return facts
-    seeing = total - sum(text.values()) if text else 0
-    return dataclasses.replace(facts, weights=total, vision=seeing, tensors=tuple(text.values()))
+    vision = total - sum(text.values()) if text else 0
+    return dataclasses.replace(facts, weights=total, vision=vision, tensors=tuple(text.values()))
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:

@@ -39,7 +39,7 @@ class PolicyFolder:
             files["tokenizer_config.json"] = _json(settings)
         for name, text in tokenizer.templates.items():
             if not re.fullmatch(r"\w[\w.-]*", name):
-                raise EngineError(f"{source.path}: {name!r} is no name for a chat template, it must be one of a file")
+                raise EngineError(f"{source.path}: {name!r} is not a name for a chat template; it must be a file name")
             files[TEMPLATE if name == "default" else f"{MORE_TEMPLATES}/{name}.jinja"] = text.encode()
         generation: dict[str, Any] = {}
         if source.gguf_file is None and (source.folder / GENERATION).is_file():

@@ -180,7 +180,7 @@ class ChatEndpoint:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EpisodeError(f"{self.base_url} answered without {_missing(error)}: {_excerpt(body)}") from error
         if not isinstance(text, str | None):
-            raise EpisodeError(f"{self.base_url} answered with content that is no text: {_excerpt(body)}")
+            raise EpisodeError(f"{self.base_url} answered with content that is not text: {_excerpt(body)}")
         if not isinstance(finish, str) or finish not in _FINISH:
             raise EpisodeError(f"{self.base_url} ended with finish_reason {finish!r}: {_excerpt(body)}")
         prompt_tokens, completion_tokens = _usage(self.base_url, body)

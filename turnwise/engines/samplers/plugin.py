@@ -33,10 +33,10 @@ class PluginOpener(Opener):
         methods = [name for name in vars(Sampler) if inspect.iscoroutinefunction(getattr(Sampler, name))]
         lacking = [name for name in methods if not inspect.iscoroutinefunction(getattr(sampler, name, None))]
         if lacking:
-            raise PluginError(f"engine {spec!r} is no Sampler: it lacks `async def {lacking[0]}` (docs/engines.md)")
+            raise PluginError(f"engine {spec!r} is not a Sampler: it lacks `async def {lacking[0]}` (docs/engines.md)")
         length, capabilities = getattr(sampler, "context_length", None), getattr(sampler, "capabilities", None)
         if not isinstance(length, int) or length < 1 or not isinstance(capabilities, Capabilities):
-            raise PluginError(f"engine {spec!r} is no Sampler: it must set context_length and capabilities")
+            raise PluginError(f"engine {spec!r} is not a Sampler: it must set context_length and capabilities")
         say(f"engine {spec}: {capabilities}; batch invariance of its tokens is not proven")
         checked = CheckedSampler(sampler, spec, vocabulary_of(source, renderer.tokenizer.vocab_size))
         return OpenSampler(checked, config.engine.threads or os.cpu_count() or 1)
@@ -84,7 +84,7 @@ class CheckedSampler:
         ids, logprobs = completion.token_ids, completion.logprobs
         for name, array, kinds in (("token_ids", ids, "iu"), ("logprobs", logprobs, "f")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
-                return f"{name} is no array of {'whole numbers' if kinds == 'iu' else 'floats'}, one for each token"
+                return f"{name} is not an array of {'whole numbers' if kinds == 'iu' else 'floats'}, one for each token"
         if len(ids) > request.params.max_tokens:
             return f"{len(ids)} tokens where {request.params.max_tokens} were asked for"
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:

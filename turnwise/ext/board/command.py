@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay", action="store_true", help="let the page play episodes again, as `turnwise replay` does; runs code"
     )
-    parser.add_argument("--trust-run", action="store_true", help="with --replay: also of runs whose config names code")
+    parser.add_argument("--trust-run", action="store_true", help="with --replay: also runs whose config names code")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # of a training: ends with its parent
     parser.epilog = "The token is the value of the environment variable TURNWISE_BOARD_TOKEN."
 

@@ -210,7 +210,7 @@ class _Evaluation:
                 return coded.map(bool, False).astype(bool)
             case _Null():
                 return np.asarray(False)
-        raise self.fail(node, "a list is no condition")
+        raise self.fail(node, "a list is not a condition")
 
     @staticmethod
     def _all(masks: list[Array], join: Callable[[Array, Array], Array]) -> Array:

@@ -16,18 +16,16 @@ MOST_NAMED = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/first")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default report.html")
-    parser.add_argument(
-        "--trajectories", type=int, default=24, metavar="N", help="take at most so many along (default 24)"
-    )
+    parser.add_argument("--trajectories", type=int, default=24, metavar="N", help="include at most N (default 24)")
     parser.add_argument(
         "--filter",
         default="",
         metavar="EXPR",
-        help="take the newest that pass, such as 'right == false' (default: best, worst, surprising, behind findings)",
+        help="the newest that pass, such as 'right == false' (default: best, worst, surprising, behind findings)",
     )
     parser.add_argument("--force", action="store_true", help="write over an existing file")
     parser.epilog = (
-        "The file holds the run's config, plan, end of the log and all metrics: look at it before you share it."
+        "The file holds the run's config, plan, end of the log and all metrics: read it before you share it."
     )
 
 

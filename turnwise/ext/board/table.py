@@ -92,7 +92,7 @@ class Table:
             try:
                 block = self._snapshot.pools.block(shard)
             except (ValueError, TypeError, OverflowError, AttributeError) as error:  # a line nobody of us wrote
-                self._feed.forget(shard.file, f"its line of the index makes no sense: {error}")
+                self._feed.forget(shard.file, f"its line of the index cannot be read: {error}")
                 continue
             blocks[block.info.shard] = block
             rows += block.info.size

@@ -33,7 +33,7 @@ GRACE_SECONDS = 10.0
 END_SECONDS = 5.0
 LOG_TAIL = 400
 """Characters of a dead rank's output that an error repeats."""
-_TORN = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_BROKEN_GROUP = ("DistBackendError", "DistNetworkError", "DistStoreError")
 """What collectives raise whose other side is gone; gloo's are plain RuntimeErrors that name its transport."""
 
 _START = """
@@ -261,13 +261,13 @@ def serve(channel: Connection, folder: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     children.when_parent_ends(partial(_leave, folder))  # even in the middle of a collective
     rank: list[Rank] = []
-    voice = _RankChannel(channel)
+    sender = _RankChannel(channel)
     while True:
         try:
             method, arguments = channel.recv()
         except (EOFError, OSError):
             _leave(folder)
-        voice.answer(partial(_open, rank) if method == "open" else getattr(rank[0], method), arguments)
+        sender.answer(partial(_open, rank) if method == "open" else getattr(rank[0], method), arguments)
 
 
 def _open(rank: "list[Rank]", setup: RankSetup, position: RankPlace) -> None:
@@ -306,7 +306,7 @@ class _RankChannel:
 
 def failed(error: Exception) -> Failed:
     """An error as it travels: one that a person can mend as it is, a torn group as RankLost, a bug by its trace."""
-    if isinstance(error, RuntimeError) and (type(error).__name__ in _TORN or "gloo/transport" in str(error)):
+    if isinstance(error, RuntimeError) and (type(error).__name__ in _BROKEN_GROUP or "gloo/transport" in str(error)):
         return Failed(RankLost(f"a rank lost touch with the others: {one_line(error)[:LOG_TAIL]}"), "")
     if not isinstance(error, TurnwiseError):
         return Failed(None, "".join(traceback.format_exception(error)))

@@ -64,7 +64,7 @@ def begin(
 def _member(owner: Any, name: Any) -> Enum:
     """For `getattr`, by which Python before 3.11.4 pickles a member of an enum."""
     if not (isinstance(owner, EnumMeta) and name in owner.__members__):
-        raise pickle.UnpicklingError(f"it asks {owner!r:.80} for {name!r:.80}, which is no member of an enum")
+        raise pickle.UnpicklingError(f"it asks {owner!r:.80} for {name!r:.80}, which is not a member of an enum")
     member: Enum = owner[name]
     return member
 
@@ -93,7 +93,7 @@ class CheckedReader(FileSystemReader):
         except Exception as error:  # a pickle breaks in as many ways as there are classes
             raise StorageError(f"cannot read {path}: {error}") from error
         if not isinstance(table, Metadata):
-            raise StorageError(f"{path} is no table of a checkpoint's tensors")
+            raise StorageError(f"{path} is not a table of a checkpoint's tensors")
         _check_table(table, path)
         if table.storage_meta is None:
             table.storage_meta = StorageMeta()
@@ -109,9 +109,9 @@ def _check_table(table: Metadata, path: Path) -> None:
         ]
         files = {str(location.relative_path) for location in table.storage_data.values()}
     except AttributeError as error:
-        raise StorageError(f"{path} is no table of a checkpoint's tensors: {error}") from error
+        raise StorageError(f"{path} is not a table of a checkpoint's tensors: {error}") from error
     if odd:
-        raise StorageError(f"{path.parent} holds {odd[0]}, which is no tensor")
+        raise StorageError(f"{path.parent} holds {odd[0]}, which is not a tensor")
     if outside := sorted(name for name in files if Path(name).name != name):
         raise StorageError(f"{path} names {outside[0]!r}, which is not a file beside it")
 

@@ -207,7 +207,7 @@ def make_env(options: GymOptions) -> "gymnasium.Env[Any, Any]":
         if inspect.isawaitable(candidate) or not all(
             hasattr(candidate, name) for name in ("reset", "step", "action_space")
         ):
-            raise PluginError(f"{options.env} made a {type(candidate).__name__}, which is no Gymnasium environment")
+            raise PluginError(f"{options.env} made a {type(candidate).__name__}, which is not a Gymnasium environment")
         env: gymnasium.Env[Any, Any] = candidate
         return env
     try:

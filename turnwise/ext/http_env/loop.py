@@ -125,7 +125,7 @@ class EnvironmentClient:
     def tools(self, entries: Any) -> list[JsonSchema]:
         """The schemas that a server sent, the same objects for the same ones: renderers know a tool by identity."""
         if not isinstance(entries, list) or len(entries) > MOST_TOOLS:
-            raise EpisodeError(f"{WHO}: {self.url} gave tools that are no list of at most {MOST_TOOLS}")
+            raise EpisodeError(f"{WHO}: {self.url} gave tools that are not a list of at most {MOST_TOOLS}")
         schemas: list[JsonSchema] = []
         for schema in entries:
             key = json.dumps(schema, sort_keys=True)
@@ -235,7 +235,7 @@ class HttpEnvironment:
         except FieldError as error:
             raise EpisodeError(f"{WHO}: {self._client.url}: {error.field}: {error.problem}") from error
         if any(not _is_data(image) for image in images):  # a path or an address would have us open it
-            raise EpisodeError(f"{WHO}: {self._client.url} gave an image that is no data URL")
+            raise EpisodeError(f"{WHO}: {self._client.url} gave an image that is not a data URL")
         return list(messages)
 
 

@@ -25,7 +25,7 @@ MOST_STRUCTURED_CHARS = 20_000
 """Of a result's structured content that is kept on the record."""
 UNREADABLE = -32700
 """JSON-RPC's code for what cannot be parsed."""
-LOOKED_AT = 400
+SEARCHED_CHARACTERS = 400
 """Characters at either end of an answer in which its number is looked for: what lies between is the server's."""
 _NUMBER = re.compile(r'"id"\s*:\s*(?:(\d{1,18})|"([^"\\]{0,80})")')
 
@@ -100,7 +100,7 @@ def _number(value: Any) -> int | str | None:
         identifier = value.get("id")
         return identifier if isinstance(identifier, int | str) else None
     text = value.decode(errors="replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
-    ends = (text[:LOOKED_AT], text[-LOOKED_AT:])
+    ends = (text[:SEARCHED_CHARACTERS], text[-SEARCHED_CHARACTERS:])
     if not text.lstrip().startswith("{") or not any('"jsonrpc"' in end for end in ends):
         return None  # a print of the server's
     named = _NUMBER.search(ends[0]) or _NUMBER.search(ends[1])

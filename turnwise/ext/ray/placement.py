@@ -14,8 +14,8 @@ from turnwise.config import Config
 from turnwise.config.choices import ScoringRun
 from turnwise.config.sections import section
 from turnwise.engines.opener import LearnerParts, OpenPair, Say, opener_of
+from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.weight_sync import check_trainable
 from turnwise.errors import ConfigError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.ray.config import RayConfig

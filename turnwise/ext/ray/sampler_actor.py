@@ -15,10 +15,10 @@ from turnwise.config.choices import Precision
 from turnwise.engines.devices import choose
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import OpenSampler, model_source
+from turnwise.engines.publish_weights import needs_files, weights_folder, write_weights
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
-from turnwise.engines.weight_sync import needs_files, weights_folder, write_weights
 from turnwise.engines.weight_updates import WeightsFolder
 from turnwise.errors import EngineError, EngineLost, EpisodeError
 from turnwise.ext.ray.connection import SearchPath, load_ray

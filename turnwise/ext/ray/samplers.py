@@ -30,7 +30,7 @@ PING_SECONDS = 60.0
 
 PUT_TRIES = 5
 ACTOR = "its process"
-PATIENCE_SHARE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.01, 0.005, 0.25
+WAIT_SHARE, SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.005, 0.25
 LATELY = 0.05
 """The weight of one turn in what turns took lately."""
 CLOSE_SECONDS = 30.0
@@ -204,10 +204,10 @@ class ActorSampler:
         return await self.start()
 
     @property
-    def _patience(self) -> float:
+    def _gathering_seconds(self) -> float:
         """Seconds that a message waits for company; 0 where turns are so short that waiting would show."""
-        seconds = min(PATIENCE_SHARE * self._turn_seconds, LONGEST_PATIENCE)
-        return seconds if seconds >= SHORTEST_PATIENCE else 0.0
+        seconds = min(WAIT_SHARE * self._turn_seconds, LONGEST_WAIT)
+        return seconds if seconds >= SHORTEST_WAIT else 0.0
 
     def _send(self) -> None:
         if self._sending is None or self._sending.done():
@@ -216,7 +216,7 @@ class ActorSampler:
     async def _send_all(self) -> None:
         """One message at a time; what comes meanwhile goes with the next."""
         while self._outbox or self._dropped or self._freed:
-            if pause := self._patience:
+            if pause := self._gathering_seconds:
                 await asyncio.sleep(pause)
             outbox, self._outbox = self._outbox, []
             dropped, self._dropped = self._dropped, []
@@ -243,7 +243,7 @@ class ActorSampler:
         try:
             while True:
                 with self._connection.calling(ACTOR):
-                    packed: PackedOutcomes = await actor.collect.remote(self._patience)
+                    packed: PackedOutcomes = await actor.collect.remote(self._gathering_seconds)
                 for outcome in packed.outcomes():
                     self._answer(outcome)
         except EngineLost as error:

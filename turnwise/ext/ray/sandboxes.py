@@ -55,7 +55,7 @@ class SandboxActor:
         """What the sandbox's probe proved on the actor's node."""
         proof = self._pool.report
         if proof is None:
-            raise EngineError("the sandbox server says nothing of its level")
+            raise EngineError("the sandbox server does not report its level")
         return RemoteReport(proof.level, proof.text())
 
     async def run(self, number: int, opening: Opening, code: str, seconds: float | None) -> Result:

@@ -202,7 +202,7 @@ def explain(
 ) -> str:
     """Why there is no sandbox: what was asked for, what is missing, what would help."""
     setting = f"sandbox.level={wanted.name}" if wanted is not SandboxLevel.auto else f"sandbox.min_level={floor.name}"
-    lines = [f"{setting} cannot be had here, so no code was run"]
+    lines = [f"{setting} is not available here, so no code was run"]
     lines += [f"  {refusal}; {remedy(refusal)}" for refusal in refusals]
     if report is not None:
         needed = floor if wanted is SandboxLevel.auto else wanted

@@ -99,7 +99,7 @@ class RemotePool:
         """Whether the server has only /run_code."""
         self._min_level = min_level
         self._retries = retries
-        self._patience = grace_seconds
+        self._grace_seconds = grace_seconds
         self._slots = asyncio.Semaphore(concurrency)
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         self._client = httpx.AsyncClient(
@@ -212,11 +212,11 @@ class RemotePool:
         except ValidationError as error:
             fault = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, fault["loc"]))[:80]
-            raise SandboxLost(f"the sandbox server sent nonsense: {where} {fault['msg'][:200]}") from error
+            raise SandboxLost(f"the sandbox server sent a malformed answer: {where} {fault['msg'][:200]}") from error
 
     def waiting(self, seconds: float) -> float:
         """For an answer to a call with this limit."""
-        return seconds + self._patience
+        return seconds + self._grace_seconds
 
 
 class _Nothing(BaseModel):

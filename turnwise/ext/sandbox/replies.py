@@ -81,19 +81,19 @@ def read_reply(frame: WireFrame, number: int, limits: Limits, seconds: float) ->
 
 def _text(value: Any, limit: int) -> str:
     if not isinstance(value, str):
-        raise ProtocolError("a text that is none")
+        raise ProtocolError("a value that is not text")
     return clean(value[:limit])
 
 
 def _list(value: Any, limit: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > limit:
-        raise ProtocolError("a list that is none, or too long")
+        raise ProtocolError("a value that is not a list, or too long a list")
     return value
 
 
 def _dict(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError("an object that is none")
+        raise ProtocolError("a value that is not an object")
     return value
 
 

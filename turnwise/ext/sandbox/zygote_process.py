@@ -208,13 +208,13 @@ class Zygote:
             await asyncio.to_thread(self.process.wait)
 
 
-class Heard(Protocol):
-    """Somebody who says something now and then."""
+class HeardFrom(Protocol):
+    """A process that gives signs of life."""
 
     heard: float
 
 
-async def answered(waiting: "asyncio.Future[T]", zygote: Heard) -> T:
+async def answered(waiting: "asyncio.Future[T]", zygote: HeardFrom) -> T:
     """The result; TimeoutError when the zygote has fallen silent. One of a thousand who ask at once may wait long."""
     loop = asyncio.get_running_loop()
     start = loop.time()

@@ -186,7 +186,7 @@ def read_call(call_id: str, name: str, arguments: str, where: str) -> ToolCall:
     except ValueError as error:
         raise Refused(f"{where}: the arguments of {name!r} are not JSON: {error}", code="invalid_message") from error
     if not isinstance(value, dict):
-        raise Refused(f"{where}: the arguments of {name!r} are no object", code="invalid_message")
+        raise Refused(f"{where}: the arguments of {name!r} are not an object", code="invalid_message")
     return ToolCall(call_id, name, value)
 
 

@@ -53,7 +53,7 @@ def command_agent(spec: str, variables: Sequence[str] = ()) -> Callable[[str, Sa
     try:
         command = shlex.split(spec.removeprefix(PREFIX))
     except ValueError as error:
-        raise ConfigError(f"sdk_agents.client {spec!r} is no command: {error}") from error
+        raise ConfigError(f"sdk_agents.client {spec!r} is not a command: {error}") from error
     if not command:
         raise ConfigError(f"sdk_agents.client {spec!r} has no command after {PREFIX}")
     if shutil.which(command[0]) is None:

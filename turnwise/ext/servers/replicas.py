@@ -312,11 +312,11 @@ class Replicas:
         if self._closed:
             return
         if self._watch is None:
-            self._watch = asyncio.create_task(self._look_after())
+            self._watch = asyncio.create_task(self._watch_replicas())
         elif self._watch.done():
             self._watch.result()  # nobody is looked after any more: who asks next hears why
 
-    async def _look_after(self) -> None:
+    async def _watch_replicas(self) -> None:
         """A replica that hangs or died while nobody asked it is found here."""
         while True:
             await asyncio.sleep(self._health_seconds)

@@ -59,7 +59,7 @@ _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
 def _relative(name: str) -> str:
     parts = name.split("/")
     if not name or "\0" in name or len(name) > 500 or any(part in ("", ".", "..", ".git") for part in parts):
-        raise ValueError(f"{name[:80]!r} is no path of a file in a repository")
+        raise ValueError(f"{name[:80]!r} is not a path of a file in a repository")
     return name
 
 

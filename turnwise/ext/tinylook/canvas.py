@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from turnwise.ext.tinylook.font import HEIGHT, WIDTH, glyph
 from turnwise.ext.tinylook.language import CANVAS
-from turnwise.ext.tinylook.look_words import STEPS, VIEW
+from turnwise.ext.tinylook.look_grid import STEPS, VIEW
 
 Box = tuple[int, int, int, int]
 Pixels = NDArray[np.uint8]

@@ -23,7 +23,7 @@ import enum
 import string
 from collections.abc import Sequence
 
-from turnwise.ext.tinylook.look_words import NOWHERE, SEEN, TURNS
+from turnwise.ext.tinylook.look_grid import NOWHERE, SEEN, TURNS
 
 CANVAS = 256
 """Pixels of the side of what tools read; VIEW are those of what the policy is shown."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from turnwise.data.images.provenance import IDENTITY, turned
 from turnwise.errors import EpisodeError, ToolError
-from turnwise.ext.tinylook.look_words import NOWHERE, SEEN, STEPS, TURNS, VIEW
+from turnwise.ext.tinylook.look_grid import NOWHERE, SEEN, STEPS, TURNS, VIEW
 from turnwise.rollout.sample_images import as_result, find_picture, stretched
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult

@@ -10,7 +10,7 @@ from turnwise.data.write import write_rows
 from turnwise.errors import ConfigError, DataError, unknown
 from turnwise.ext.tinylook.canvas import Pixels, Sizes
 from turnwise.ext.tinylook.language import CANVAS, Puzzle
-from turnwise.ext.tinylook.look_words import VIEW
+from turnwise.ext.tinylook.look_grid import VIEW
 from turnwise.ext.tinylook.scenes import Knobs, Scene, scene_at
 from turnwise.system.image_bytes import data_url
 

@@ -15,7 +15,7 @@ from turnwise.ext.tinylook.canvas import PALE, RGB, Box, Pixels, Sizes
 from turnwise.ext.tinylook.font import DIGITS, HEIGHT, WIDTH, glyph
 from turnwise.ext.tinylook.language import COLOURS, SIDES, Puzzle
 from turnwise.ext.tinylook.look import box_of, crop_view
-from turnwise.ext.tinylook.look_words import STEPS
+from turnwise.ext.tinylook.look_grid import STEPS
 from turnwise.ext.tinylook.scenes import Scene, turned
 
 QUADRANTS = ((0, 0), (8, 0), (0, 8), (8, 8))

@@ -149,13 +149,13 @@ class TrlRewards:
         if inspect.isawaitable(result):
             result = await result
         if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-            raise PluginError(f"scorer {self._spec}: {name} returned {reprlib.repr(result)}, no list of rewards")
+            raise PluginError(f"scorer {self._spec}: {name} returned {reprlib.repr(result)}, not a list of rewards")
         rewards = [None if _is_nothing(value) else value for value in result]
         if len(rewards) != count:
             raise PluginError(f"scorer {self._spec}: {name} returned {len(rewards)} rewards for {count} completions")
         for value in rewards:
             if value is not None and not _is_finite(value):
-                raise PluginError(f"scorer {self._spec}: {name} returned {reprlib.repr(value)}, no finite number")
+                raise PluginError(f"scorer {self._spec}: {name} returned {reprlib.repr(value)}, not a finite number")
         return [None if value is None else float(value) for value in rewards]
 
     def _judged(self, rewards: Mapping[str, float | None], log: _Log, index: int) -> Score | ScoringFailed:

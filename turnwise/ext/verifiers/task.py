@@ -58,7 +58,7 @@ async def run(base_url: str, sample: Sample) -> dict[str, Any]:
     """The client of an episode: the environment plays its task against this address; its rewards and metrics."""
     where = sample.info.get("extra_info", {}).get(ROW)
     if not isinstance(where, dict):
-        raise PluginError(f"sample {sample.id} is no row of a verifiers environment")
+        raise PluginError(f"sample {sample.id} is not a row of a verifiers environment")
     if where.get("config") not in _NAMED:  # a file's word, and loading an environment imports its package
         raise PluginError(
             f"sample {sample.id}: extra_info.{ROW} names another environment than the task does: name it in"

@@ -122,6 +122,6 @@ def conversation(config: "Config", entry: Mapping[str, Any]) -> "type[Conversati
     """The conversation that treats turns, calls and users as verl does, where the config asks for it."""
     if not section(config, VerlConfig).strict:
         return None
-    from turnwise.ext.verl.strict import StrictConversation
+    from turnwise.ext.verl.strict_conversation import StrictConversation
 
     return StrictConversation

@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eval", type=Path, nargs="+", default=[], metavar="PATH", help="validation dumps; they become evaluations"
     )
     parser.add_argument(
-        "--images", type=Path, default=None, metavar="FOLDER", help="keep images that rows name inside this folder"
+        "--images",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="copy images that rows name, from this folder",
     )
     parser.add_argument("--skip-bad", action="store_true", help="leave bad lines out and count them")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")

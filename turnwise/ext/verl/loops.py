@@ -295,7 +295,7 @@ def _kept(output: Any) -> dict[str, Any]:
     score = as_number(output.reward_score) if getattr(output, "reward_score", None) is not None else None
     if score is None and getattr(output, "reward_score", None) is not None:
         raise EpisodeError(
-            f"the agent loop returned {output.reward_score!r:.80} as reward_score; it is no finite number"
+            f"the agent loop returned {output.reward_score!r:.80} as reward_score; it must be a finite number"
         )
     fields = dict(_json_fields(getattr(output, "extra_fields", None) or {}))
     return {"reward_score": score, "extra_fields": fields, "num_turns": int(getattr(output, "num_turns", 0))}

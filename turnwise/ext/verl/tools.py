@@ -89,7 +89,7 @@ def _as_dict(schema: Any) -> JsonSchema:
     if isinstance(schema, Mapping):
         return dict(schema)
     if not hasattr(schema, "model_dump"):
-        raise PluginError(f"get_openai_tool_schema returned {schema!r:.80}, no schema")
+        raise PluginError(f"get_openai_tool_schema returned {schema!r:.80}, not a schema")
     dumped: JsonSchema = schema.model_dump(exclude_unset=True, exclude_none=True)
     return dumped
 

@@ -34,17 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", type=Path, metavar="TARGET", help="the folder to write; it appears whole or not at all"
     )
     parser.add_argument("--dtype", choices=DTYPES, help="number format to write (default: as stored)")
-    parser.add_argument("--force", action="store_true", help="replace a TARGET that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing TARGET")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     folders = parser.add_argument_group("merge and from-mcore")
     folders.add_argument(
         "--hf", type=Path, metavar="FOLDER", help="config and tokenizer, if they are not beside the weights"
     )
-    folders.add_argument("--max-file-size", metavar="SIZE", help="of one safetensors file (default 5GB)")
+    folders.add_argument("--max-file-size", metavar="SIZE", help="largest size of one safetensors file (default 5GB)")
     merge = parser.add_argument_group("merge")
     merge.add_argument("--all", action="store_true", default=None, help="every global_step_* (or step_*) of SOURCE")
-    merge.add_argument("--base", type=Path, metavar="FOLDER", help="the model below LoRA factors that were saved alone")
-    merge.add_argument("--lora-alpha", type=float, metavar="ALPHA", help="of LoRA factors whose checkpoint lacks it")
+    merge.add_argument("--base", type=Path, metavar="FOLDER", help="base model of LoRA factors that were saved alone")
+    merge.add_argument("--lora-alpha", type=float, metavar="ALPHA", help="LoRA's alpha, where the checkpoint lacks it")
     merge.add_argument(
         "--keep-adapter", action="store_true", default=None, help="write LoRA factors apart, as peft does"
     )
@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     proof = parser.add_argument_group("to-mcore and from-mcore")
     proof.add_argument(
-        "--verify", action="store_true", default=None, help="compare there and back bit by bit, and the logits of both"
+        "--verify",
+        action="store_true",
+        default=None,
+        help="convert back and compare bit by bit; compare logits",
     )
 
 

@@ -28,7 +28,7 @@ def read_distributed(folder: Path) -> dict[str, Stored]:
     by_name: dict[str, list[tuple[Any, Record]]] = {}
     for index, entry in places.items():
         if not isinstance(index, Record) or not isinstance(entry, Record):
-            raise StorageError(f"{folder / HEAD} lists what is no part of a checkpoint")
+            raise StorageError(f"{folder / HEAD} lists something that is not part of a checkpoint")
         by_name.setdefault(str(index.fields().get("fqn")), []).append((index.fields().get("offset"), entry))
     files = {str(entry.fields().get("relative_path")) for held in by_name.values() for _, entry in held}
     if outside := sorted(name for name in files if Path(name).name != name):

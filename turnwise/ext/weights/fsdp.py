@@ -84,7 +84,7 @@ def _state_dict(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
         raise StorageError(f"{path} holds no table of tensors by name")
     if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise StorageError(f"{path}: {odd[0]} is no tensor")
+        raise StorageError(f"{path}: {odd[0]} is not a tensor")
     return state
 
 

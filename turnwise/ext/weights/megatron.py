@@ -45,7 +45,7 @@ def grid_folder(folder: Path) -> Path | None:
     if (folder / LATEST).is_file():
         iteration = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
         if iteration != "release" and not iteration.isdecimal():
-            raise StorageError(f"{folder / LATEST} says {iteration[:50]!r}, which is no iteration")
+            raise StorageError(f"{folder / LATEST} says {iteration[:50]!r}, which is not an iteration")
         places.insert(0, folder / ("release" if iteration == "release" else f"iter_{int(iteration):07d}"))
     return next((candidate for candidate in places if candidate.is_dir() and any(candidate.glob("mp_rank_*"))), None)
 
@@ -56,7 +56,7 @@ def read_parts(folder: Path) -> tuple[ParallelGrid, dict[tuple[int, int, int], P
     for path in sorted(folder.glob("mp_rank_*")):
         match = RANK.fullmatch(path.name)
         if match is None:
-            raise StorageError(f"{path} is no rank of a tensor and pipeline grid; expert parallelism is not read")
+            raise StorageError(f"{path} is not a rank of a tensor and pipeline grid; expert parallelism is not read")
         ranks[int(match[2] or 0), int(match[1])] = path
     grid = ParallelGrid(1 + max(rank for _, rank in ranks), 1 + max(stage for stage, _ in ranks))
     names = [(stage, rank) for stage in range(grid.pipeline) for rank in range(grid.tensor)]
@@ -122,7 +122,7 @@ def _part(table: Any, path: Path) -> Part:
         for other, usual in ALSO.items():
             name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
         if not isinstance(value, Tensor):
-            raise StorageError(f"{path}: {name} is no tensor")
+            raise StorageError(f"{path}: {name} is not a tensor")
         if name in part:
             raise StorageError(f"{path}: {name} stands there twice")
         part[name] = Stored.of(value)

@@ -117,7 +117,7 @@ def joined(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> 
     if any(rank.shape != shape or rank.dtype != dtype for rank in ranks):
         raise StorageError(f"{slot.name} is not of one shape and number format on all {len(ranks)} ranks")
     if len(shape) != (1 if slot.name.endswith(("bias", "norm_weight", "layernorm.weight")) else 2):
-        raise StorageError(f"{slot.name} has {len(shape)} axes, which nobody expects")
+        raise StorageError(f"{slot.name} has {len(shape)} axes, which is not expected")
     many = len(ranks)
     match slot.cut:
         case Cut.copies:
@@ -129,7 +129,7 @@ def joined(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> 
             return {slot.sources[0]: _vocabulary(slot, ranks, config.vocab_size)}
         case Cut.halves:
             if shape[0] % 2:
-                raise StorageError(f"{slot.name} has {shape[0]} rows, which are no gate and as many of up")
+                raise StorageError(f"{slot.name} has {shape[0]} rows, so they are not a gate and an equal up matrix")
             half = (shape[0] // 2 * many, *shape[1:])
             return {
                 source: Stored(dtype, half, _rows(ranks, lambda rank, side=side: rank.chunk(2)[side]))  # type: ignore[misc]

@@ -81,13 +81,13 @@ def check_target(target: Path, force: bool, *kept: Path) -> None:
         if own == other.resolve() or own in other.resolve().parents:
             raise ConfigError(f"{target} is where {other} is read from; write to another place")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise ConfigError(f"{target} exists and is no folder")
+        raise ConfigError(f"{target} exists and is not a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if not force:
         raise ConfigError(f"{target} exists; --force replaces it")
     if not any((target / name).exists() for name in (MANIFEST, "config.json", "huggingface", "adapter_config.json")):
-        raise ConfigError(f"{target} exists and is no folder of a model: --force does not remove it")
+        raise ConfigError(f"{target} exists and is not a model's folder: --force does not remove it")
 
 
 def _sweep(target: Path) -> None:

@@ -219,5 +219,5 @@ def read_head(path: Path) -> Record:
     except Exception as error:  # a broken pickle raises whatever its first wrong byte asks for
         raise StorageError(f"{path} cannot be read: {one_line(error)[:300]}") from error
     if not isinstance(head, Record) or head.kind != "Metadata":
-        raise StorageError(f"{path} is no table of contents of a distributed checkpoint")
+        raise StorageError(f"{path} is not a table of contents of a distributed checkpoint")
     return head

@@ -90,7 +90,7 @@ def _doubts(trajectory: Trajectory, answer: str) -> list[str]:
     doubts = [ignored_requests([trajectory])]
     if trajectory.stop_reason is StopReason.AGENT_ERROR:
         raised = trajectory.facts.agent_error
-        doubts.append(f"the agent raised over the scripted answer {answer!r:.80} (rollout.scripted_answer): {raised}")
+        doubts.append(f"the agent raised on the scripted answer {answer!r:.80} (rollout.scripted_answer): {raised}")
     return [text for text in doubts if text is not None]
 
 

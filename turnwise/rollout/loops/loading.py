@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "turnwise.rollout.loops"
 _OPTIONS = "rollout.agent_options"
-OWN = " Your own is written as module:name."
+OWN = " Your own is written as file.py:name."
 
 Loop = Callable[["Conversation"], Awaitable[None]]
 

@@ -109,7 +109,7 @@ def read_signature(
             raise PluginError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
     stray = [named for named in described if named not in {*hidden, *(p.name for p in parameters)}]
     if stray:
-        raise PluginError(f"tool {name!r}: its docstring describes {stray[0]!r}, which is no parameter")
+        raise PluginError(f"tool {name!r}: its docstring describes {stray[0]!r}, which is not a parameter")
     readers = {p.name: _reader(name, p.name, hints[p.name]) for p in parameters}
     schema = _parameters_schema(name, parameters, readers, described)
     return Signature({"name": name, "description": summary, "parameters": schema}, context, readers)

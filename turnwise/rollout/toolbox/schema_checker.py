@@ -31,7 +31,7 @@ DATA = ("const", "enum", "default", "examples")
 def schema_problem(parameters: Any) -> str | None:
     """Why this is no schema of arguments that can be checked; None when it is one."""
     if not isinstance(parameters, dict):
-        return f"its parameters are not a JSON schema: {parameters!r:.80} is no mapping"
+        return f"its parameters are not a JSON schema: {parameters!r:.80} is not a mapping"
     try:
         jsonschema.Draft202012Validator.check_schema(parameters)
         resolver = Registry().with_resource("", DRAFT202012.create_resource(parameters)).resolver()

@@ -116,7 +116,7 @@ def as_user(value: object, name: str, options: Mapping[str, Any]) -> User:
     if ours is not None:
         return ours  # type: ignore[no-any-return]
     raise PluginError(
-        f"interaction {name!r}: {reprlib.repr(value)} is no user: write async def user(turn), or a class with reply"
+        f"interaction {name!r}: {reprlib.repr(value)} is not a user: write async def user(turn), or a class with reply"
     )
 
 

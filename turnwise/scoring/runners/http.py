@@ -75,7 +75,9 @@ class HttpRunner:
         if spec.name in builtin_scorers():
             spec.make()
         elif not {":", "."} & set(spec.name):
-            raise ConfigError(unknown("scorer", spec.name, builtin_scorers()) + " Your own is written module:function.")
+            raise ConfigError(
+                unknown("scorer", spec.name, builtin_scorers()) + " Your own is written as file.py:function."
+            )
         self._check(spec)
         self._specs.append(spec)
 

@@ -206,7 +206,7 @@ class _Worker:
                 await self._writer.drain()
                 answered, length = FRAME.unpack(await self._reader.readexactly(FRAME.size))
                 if answered != number or length > MAX_ANSWER:
-                    raise AttemptFailed(f"{who} wrote something to its socket that is no answer")
+                    raise AttemptFailed(f"{who} wrote something to its socket that is not an answer")
                 content = await self._reader.readexactly(length)
         except TimeoutError as error:
             raise AttemptFailed(f"{who} did not answer within {seconds:g} s") from error

@@ -42,7 +42,7 @@ def error_to_json(error: Exception) -> WireResult:
     try:
         text = str(error)
     except Exception as broken:  # a class of a plug-in, which may do anything here
-        text = f"(its text cannot be had: {type(broken).__name__})"
+        text = f"(its text cannot be read: {type(broken).__name__})"
     return {
         "module": kind.__module__,
         "name": kind.__qualname__,

@@ -24,7 +24,7 @@ class Tracker(Protocol):
     """Somewhere to send points. It is called from one thread only, never the run's, and may raise or be slow.
 
     An extension's is made as `Class(config)` before the run starts, which imports its library or says what is missing.
-    See trackers/choose.py for who calls it. A step may come in several points (its training, then its evaluation).
+    `choose.py` calls it. A step may come in several points (its training, then its evaluation).
     """
 
     name: str

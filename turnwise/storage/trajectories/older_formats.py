@@ -15,7 +15,7 @@ def current(row: Row) -> Row:
         return row
     artifacts = from_json(row["artifacts"])
     if not isinstance(artifacts, dict):
-        raise ValueError("artifacts that are no JSON object")
+        raise ValueError("artifacts that are not a JSON object")
     columns = {
         "remarks": artifacts.pop(_REMARKS, []),
         "branches": artifacts.pop(_BRANCHES, []),

@@ -101,7 +101,7 @@ def from_words_row(row: Row) -> Trajectory:
     interaction, check, artifacts = row["interaction"], row["render_check"], from_json(row["artifacts"])
     reused_from = row["reused_from"]
     if type(reused_from) not in (int, type(None)):
-        raise ValueError("a step that trained first and is none")
+        raise ValueError("a reused_from that is not a step number")
     sample = Sample(
         id=row["sample_id"],
         prompt=_messages(row["prompt"]),
@@ -143,7 +143,7 @@ def check_read(trajectory: Trajectory) -> None:
     if None in (sample.id, sample.data_source, trajectory.step, trajectory.sibling, trajectory.seconds):
         raise ValueError("a trajectory without an id, a data source, a step, a sibling or a time")
     if not all(isinstance(value, dict) for value in (sample.info, sample.tools_kwargs, trajectory.artifacts)):
-        raise ValueError("a sample whose info, tools_kwargs or artifacts are no JSON object")
+        raise ValueError("a sample whose info, tools_kwargs or artifacts are not a JSON object")
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
@@ -172,7 +172,7 @@ def _facts_row(facts: EpisodeFacts) -> Row:
 def _facts(row: Row) -> EpisodeFacts:
     environment, notes = row["environment"], from_json(row["user_notes"])
     if not isinstance(notes, list):
-        raise ValueError("notes of a user that are no list")
+        raise ValueError("user_notes that are not a list")
     columns = {
         "environment": environment and EnvironmentRecord(**environment | {"metrics": dict(environment["metrics"])}),
         "user_notes": notes,
@@ -187,7 +187,7 @@ def _remark(row: Any) -> Remark:
     match row:
         case {"by": str(), "text": str(), "value": int() | float() | None, "turn": int() | None}:
             return Remark(**row)
-    raise ValueError("a remark that is none")
+    raise ValueError("a remark whose columns have other types")
 
 
 def _branch_row(branch: Branch, cache: Made) -> Row:
@@ -203,7 +203,7 @@ def _branch(row: Any) -> Branch:
     match row:
         case {"name": str(name), "trained": bool(trained), "messages": list(messages), "turns": list(turns)}:
             return Branch(name, list(_messages(messages)), [_turn(turn) for turn in turns], trained)
-    raise ValueError("a branch that is none")
+    raise ValueError("a branch whose columns have other types")
 
 
 def _message_rows(messages: Sequence[Message], cache: Made) -> list[Row]:

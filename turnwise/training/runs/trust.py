@@ -195,7 +195,7 @@ def _links(folder: Path) -> Iterator[str]:
                 if not entry.resolve().is_relative_to(folder.resolve()):
                     yield f"{name} -> {os.readlink(entry)}"
             elif not entry.is_file() and not entry.is_dir():
-                yield f"{name}, which is no file"
+                yield f"{name}, which is not a file"
 
 
 def _refuse(run: RunDir, entries: list[str]) -> None:

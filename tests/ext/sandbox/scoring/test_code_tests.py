@@ -214,7 +214,7 @@ def test_assertions_about_things_that_cannot_cross_are_errors(score: Ask) -> Non
     assert score(big, {"assert_case": ["assert grow(grow(1))"]}).reward == 0.0, "a policy cannot stop the run"
     odd = "def make(x):\n    return object()"
     assert score(odd, {"assert_case": ["assert make(make(1))"]}).reward == 0.0
-    with pytest.raises(DataError, match="no plain value"):
+    with pytest.raises(DataError, match="more than plain values"):
         score("def apply(f):\n    return f(1)", {"assert_case": ["assert apply(lambda x: x) == 1"]})
 
 

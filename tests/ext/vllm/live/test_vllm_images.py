@@ -23,10 +23,10 @@ from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.learner import SUPERVISED, Who
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, OpenLearner
+from turnwise.engines.publish_weights import make_update
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.weight_sync import make_update
 from turnwise.errors import EpisodeError
 from turnwise.ledger import MediaSpan
 

@@ -23,8 +23,8 @@ from turnwise.data.task_config import configure
 from turnwise.engines.in_process import open_learner
 from turnwise.engines.open import open_sampler
 from turnwise.engines.opener import LearnerParts, model_source
+from turnwise.engines.publish_weights import make_update
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.weight_sync import make_update
 from turnwise.engines.weight_updates import Adapter, WeightsFolder
 from turnwise.errors import EngineLost
 from turnwise.ext.servers.replicas import Replicas

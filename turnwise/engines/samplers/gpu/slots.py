@@ -48,7 +48,7 @@ def stops_of(entry: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 @functools.cache
-def _nobody() -> NDArray[np.int32]:
+def _empty_slot() -> NDArray[np.int32]:
     entry = np.full(ENTRY, -1, dtype=np.int32)
     entry[1:5] = 0
     entry[_KEY:] = 0
@@ -57,7 +57,7 @@ def _nobody() -> NDArray[np.int32]:
 
 def empty_entry(slot: int) -> NDArray[np.int32]:
     """A slot in which nobody writes."""
-    entry = _nobody().copy()
+    entry = _empty_slot().copy()
     entry[0] = slot
     return entry
 

@@ -220,7 +220,7 @@ def not_finite(table: Table, series: Series) -> DetectorFinding | None:
     name, curve, where = max(bad, key=lambda entry: len(entry[2]))
     steps = int(where[0]), int(where[-1])
     named = where[-MOST_STEPS_NAMED:].tolist()
-    text = f"{name} is no number at {len(where)} of {len(curve)} steps, first at step {steps[0]}, last at {steps[1]}."
+    text = f"{name} is not finite at {len(where)} of {len(curve)} steps, first at step {steps[0]}, last at {steps[1]}."
     listed = expression(f"step in ({', '.join(map(str, named))},)")
     severity = Severity.ALARM if steps[1] >= curve.late_steps()[0] else Severity.WATCH
     advice = "Go back to the checkpoint before it; look at those batches, the precision, and the learning rate."

@@ -273,7 +273,7 @@ def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int
         size = image.get("size")
         name = basename(image["name"])
         if name in ("", ".", ".."):
-            raise ProtocolError(f"{image['name']!r} is no name of a file")
+            raise ProtocolError(f"{image['name']!r} is not a file name")
         sources.append(ImageSource(name, data, image.get("mode"), tuple(size) if size else None))
     return sources
 

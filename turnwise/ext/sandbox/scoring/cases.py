@@ -154,7 +154,7 @@ def _same_number(first: str, second: str, tolerance: float) -> bool:
 
 def _name(sample: Sample, function: Any) -> str:
     if not isinstance(function, str) or not function.isidentifier():
-        _refuse(sample, f"fn_name {function!r:.40} is no name")
+        _refuse(sample, f"fn_name {function!r:.40} is not a name")
     return function
 
 

@@ -297,7 +297,7 @@ async def holds(source: str, functions: list[str], theirs: Session, clean: Sessi
         except ValueError as error:
             if answers:  # perhaps made of what the functions returned, which may be anything
                 return False
-            raise DataError(f"an assert_case calls a function with what is no plain value: {key[:120]}") from error
+            raise DataError(f"an assert_case calls a function with more than plain values: {key[:120]}") from error
         result = await theirs.run(call_source(name, repr(args), repr(kwargs)), left)
         left -= result.seconds
         answer = _read(result)

@@ -175,7 +175,7 @@ def _read(frame: wire.WireFrame, number: int, cap: int, why: str | None) -> Ran:
     if header.get("id") != number or not isinstance(output, str) or not isinstance(stopped, bool):
         raise wire.ProtocolError("an answer to nothing that was asked")
     if isinstance(code, bool) or not isinstance(code, int | None):
-        raise wire.ProtocolError("an exit code that is no number")
+        raise wire.ProtocolError("an exit code that is not a number")
     text = clean(cut(output, cap + 100))
     if stopped:
         return Ran(text, None, why or "stopped: it ended itself by the signal that ends commands")

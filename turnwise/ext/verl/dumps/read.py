@@ -134,7 +134,7 @@ def _files_of(root: Path) -> list[Path]:
             raise DataError(f"{root} holds no .jsonl files{hint}")
         return inside
     if not root.is_file():
-        raise DataError(f"{root} is no file and no folder")
+        raise DataError(f"{root} is neither a file nor a folder")
     return [root]
 
 

@@ -52,7 +52,7 @@ class Vocabulary:
         """The id of a text, the next free one if it is new."""
         number = self.ids.setdefault(text, len(self.ids))
         if number >= MOST_TEXTS:
-            raise DataError(f"more than {MOST_TEXTS:,} different response_tokens: these are no tokens")
+            raise DataError(f"more than {MOST_TEXTS:,} different response_tokens: these are not tokens")
         return number
 
     def texts(self) -> list[str]:

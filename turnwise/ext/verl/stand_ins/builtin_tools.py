@@ -11,7 +11,7 @@ from turnwise.ext.sandbox.opening import TOKEN_ENV
 from turnwise.ext.verl.stand_ins.rewards.gsm8k import compute_score
 from turnwise.ext.verl.stand_ins.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from turnwise.rollout.tools.image_zoom import fit_box
-from turnwise.scoring.rules.boxed import boxes
+from turnwise.scoring.rules.extract_answer import boxes
 from turnwise.system.image_sources import read_source
 
 NOT_IMPROVED = -0.05
@@ -138,7 +138,7 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> dict[str, Any
                 raise ToolError(f"{url} answered {response.status_code}")
             content = response.json()
             if not isinstance(content, dict):
-                raise ToolError(f"{url} answered no JSON object")
+                raise ToolError(f"{url} did not answer with a JSON object")
             return content
     raise ToolError(f"{url} cannot be reached: {problem}")
 

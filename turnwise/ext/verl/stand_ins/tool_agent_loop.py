@@ -114,7 +114,7 @@ class ToolAgentLoop(AgentLoopBase):
             case AgentState.INTERACTING:
                 return await self._handle_interacting_state(data)
             case _:
-                raise ValueError(f"the agent loop came to {state!r}, which is no state")
+                raise ValueError(f"the agent loop came to {state!r}, which is not a state")
 
     async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
         agent_data.prompt_ids = await self.ct_build_initial_tokens(agent_data.messages, tools=self.tool_schemas)

@@ -227,7 +227,7 @@ def read_script(path: Path, arguments: Sequence[str] = ()) -> ScriptWords:
         return words_of(path, run_stoppable(read()))
     except SandboxUnavailable as error:
         raise ConfigError(
-            f"{path}: bash reads scripts in the sandbox, which cannot be had here. {error}\nWhere verl is installed, "
+            f"{path}: bash reads scripts in the sandbox, which is missing here. {error}\nWhere verl is installed, "
             "add `--cfg job --resolve` to the command that runs it, and give the YAML that it prints to --from-verl"
         ) from error
 
@@ -284,7 +284,7 @@ def _notes(run: ScriptRun, launches: Sequence[_Launch], chosen: _Launch, unread:
     if run.inherited:
         yield f"from your environment: {', '.join(run.inherited)}"
     if unread:
-        yield f"words that are no keys: {shlex.join(unread[:MOST_NAMED])}"
+        yield f"words that are not keys: {shlex.join(unread[:MOST_NAMED])}"
     yield from _gaps(run)
 
 

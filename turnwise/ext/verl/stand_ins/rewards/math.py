@@ -2,7 +2,7 @@
 
 import re
 
-from turnwise.scoring.rules.boxed import boxes
+from turnwise.scoring.rules.extract_answer import boxes
 
 SPELLINGS = tuple(
     (re.compile(pattern), plain)

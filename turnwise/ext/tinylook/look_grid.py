@@ -1,4 +1,4 @@
-"""The grid and the words of the `look` tool, for whoever writes its calls without running it."""
+"""The grid, the directions and the replies of the `look` tool, for whoever writes its calls without running it."""
 
 STEPS, VIEW = 16, 64
 TURNS = (90, 180, 270)
