@@ -41,6 +41,7 @@ EXTENSIONS_USE = {
     "sandbox": set[str](),
     "sdk_agents": set[str](),
     "servers": set[str](),
+    "serving": {"sdk_agents"},  # the same requests and replies: one side trains on them, the other answers
     "sglang": {"servers"},
     "swe": {"sandbox"},
     "tinylook": {"sandbox"},

@@ -193,6 +193,7 @@ OURS = {
         players={"sdk_agents.client": "openai_client"},
         section="turnwise.ext.sdk_agents.config:SdkAgentsConfig",
     ),
+    "serving": Extension(verbs={"serve": "turnwise.ext.serving.command"}),
     "sglang": Extension(
         engines={
             "sglang_server": Engine(

@@ -12,8 +12,8 @@ from turnwise.system.plugins import load_module
 
 VERBS = {
     "train and evaluate": ("eval", "train", "sft", "probe"),
-    "before a run": ("check", "config", "prepare", "data"),
-    "after a run": ("show", "replay", "rescore", "filter"),
+    "before a run": ("new", "check", "config", "prepare", "data"),
+    "after a run": ("chat", "show", "replay", "rescore", "filter"),
     "services": ("judge",),
     "shell": ("completion",),
 }

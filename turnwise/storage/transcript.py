@@ -118,7 +118,7 @@ def _turn(turn: Turn) -> Iterator[Styled]:
         )
     records = {record.call.id: record for record in turn.calls}
     for call in turn.message.tool_calls:
-        yield _call(call)
+        yield call_line(call)
     answered = {reply.tool_call_id for reply in turn.replies}
     for record in turn.calls:
         if record.call.id not in answered:
@@ -141,7 +141,8 @@ def _remark(remark: Remark) -> Styled:
     return Styled.assemble((visible(f"{remark.by}{value}: "), "bold"), (visible(remark.text), "italic"))
 
 
-def _call(call: ToolCall) -> Styled:
+def call_line(call: ToolCall) -> Styled:
+    """A call in one line, or why it cannot be read."""
     if call.problem is not None:
         return Styled.assemble(("-> ", "dim"), (visible(f"{call.name or 'a call'}: {call.problem}"), "red"))
     try:

@@ -44,8 +44,10 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
     _refuse(run, [*variables, *_links(run.path)])
 
 
-def check_trust(run: RunDir, config: Config, command: Config, *, trusted: bool, section: str = "") -> None:
-    """Refuse a config that reaches for what the command did not name; `section` is all that will be read of it."""
+def check_trust(
+    run: RunDir, config: Config, command: Config, *, trusted: bool, section: str | tuple[str, ...] = ""
+) -> None:
+    """Refuse a config that reaches for what the command did not name; `section` is how the keys begin that are read."""
     if trusted:
         return
     named = set(reaches(command, run.path.parent))
