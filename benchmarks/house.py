@@ -35,7 +35,7 @@ DIALECT = {
     "taken",
     "asked",
 }
-GUESTS = re.compile(r"\.(ext|cluster|compat|inside_verl)\.|verl|vllm|sglang|nccl|mcp_|trl_|gvisor|swe")
+GUESTS = re.compile(r"\.(ext|cluster|compat|inside_verl)\.|verl|vllm|sglang|nccl|mcp_|trl_|gvisor|\bswe")
 ENGINE_ASKED = re.compile(
     r"EngineName\.\w+|engine\.name\s*(==|!=|in\b|not in\b)|\b(TRAINABLE|RENDERING|FOREIGN|IN_PROCESS|SERVERS)\b"
 )

@@ -31,6 +31,7 @@ LAYERS = (
 """Imports go strictly downward between rooms; the nouns of the first layer may name each other."""
 EXTENSIONS_USE = {
     "board": set[str](),
+    "conversations": set[str](),
     "fsdp": set[str](),
     "gym": set[str](),
     "http_env": set[str](),
@@ -40,6 +41,7 @@ EXTENSIONS_USE = {
     "sandbox": set[str](),
     "sdk_agents": set[str](),
     "servers": set[str](),
+    "serving": {"sdk_agents"},  # the same requests and replies: one side trains on them, the other answers
     "sglang": {"servers"},
     "swe": {"sandbox"},
     "tinylook": {"sandbox"},

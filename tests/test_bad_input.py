@@ -193,6 +193,9 @@ YAML = {
     "board: {live: maybe}\n": "is true or false",
     "board: true\n": "'board' is called board.live now",
     "cluster: {samplers: 2}\n": "'cluster.samplers' is called ray.samplers now",
+    "board: false\nengine: {replicas: 2}\nsft: {out: a}\n": (
+        "'board' is called board.live now; 'engine.replicas' is called servers.replicas now; instead of 'sft.out': run"
+    ),
     "sampling: [1]\n": "is a section",
     "defaults: [a]\n": "unknown key 'defaults'",
     "run: ${oc.env:HOME}\n": "write the value itself",

@@ -66,7 +66,7 @@ def package(folder: Path, name: str, code: str, *, extension: str | None = None)
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
     (info / "entry_points.txt").write_text(f"[turnwise.extensions]\n{extension or name} = {name}_module:EXTENSION\n")
-    (folder / f"{name}_module.py").write_text(f"from turnwise.extensions import Extension\n{code}\n")
+    (folder / f"{name}_module.py").write_text(f"from turnwise.extensions import Engine, Extension\n{code}\n")
     return folder
 
 
@@ -106,9 +106,21 @@ def test_an_entry_point_that_cannot_be_used_is_one_line(
             ["eval", "eval.samples=1"],
             "'bash' in its tools is already used by the extension 'swe'",
         ),
+        (
+            'engines={"torch": Engine("", "x:y")}',
+            ["eval", "eval.samples=1"],
+            "'torch' in its engines is already used by the extension 'turnwise'",
+        ),
     ],
 )
 def test_a_name_that_is_taken_is_refused(tmp_path: Path, brings: str, words: list[str], problem: str) -> None:
     done = turnwise(package(tmp_path / "lib", "twin", f"EXTENSION = Extension({brings})"), *words, cwd=tmp_path)
     assert done.returncode == 2
     assert f"the extension 'twin' of the package twin 2.0: {problem}: rename or uninstall it" in done.stderr
+
+
+def test_a_verb_that_is_none_is_one_line(tmp_path: Path) -> None:
+    folder = package(tmp_path / "lib", "bad", "EXTENSION = Extension(verbs={'bad': 'bad_module'})")
+    done = turnwise(folder, "--help", cwd=tmp_path)
+    problem = "verb 'bad': the module bad_module has no HELP, add_arguments, run\n"
+    assert (done.returncode, done.stderr) == (2, problem)

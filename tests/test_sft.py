@@ -18,6 +18,7 @@ from turnwise import configure
 from turnwise.commands.cli import main
 from turnwise.config import Config
 from turnwise.engines.model.sources import find_model
+from turnwise.engines.rendering import make_renderer
 from turnwise.errors import ConfigError, DataError, StorageError
 from turnwise.ext.board.health import findings
 from turnwise.ext.board.runs import Runs
@@ -27,6 +28,7 @@ from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories.files import read_trajectories, write_trajectories
 from turnwise.train import train
 from turnwise.training.demonstrations import choose, find_files
+from turnwise.training.endpoint_episodes import Student
 
 QUIET = Console(quiet=True)
 TINY = find_model("tiny", False).folder
@@ -120,23 +122,24 @@ def test_a_run_of_another_tokenizer_is_refused(trained: Path, tmp_path: Path) ->
 
 def test_what_cannot_be_learned_from_is_left_out_and_counted(trained: Path, tmp_path: Path) -> None:
     first, second, third, *rest = read_trajectories(trained / "trajectories" / "step_000001.parquet")
-    given = [replace(first, failure="a tool died"), replace(second, segments=[]), replace(third, reward=None), *rest]
+    given = [replace(first, failure="a tool died"), replace(second, turns=[]), replace(third, reward=None), *rest]
     for one in rest:
         one.reward = 1.0
     notes: list[str] = []
-    found = choose(given, config(tmp_path, "sft.min_reward=1", f"sft.recorded=[{trained}]"), 768, notes.append)
+    student = Student(make_renderer(config(tmp_path)), 768, 4096)
+    found = choose(given, config(tmp_path, "sft.min_reward=1", f"sft.recorded=[{trained}]"), student, notes.append)
     assert found.used == rest and notes == []
-    assert found.dropped == {"failed": 1, "without tokens (an endpoint records none)": 1, "without a reward": 1}
+    assert found.dropped == {"failed": 1, "without a turn of the model's": 1, "without a reward": 1}
     with pytest.raises(DataError, match="none of 1 recorded trajectories is left to learn from: 1 failed"):
-        choose(given[:1], config(tmp_path), 768, notes.append)
+        choose(given[:1], config(tmp_path), student, notes.append)
     with pytest.raises(DataError, match="hold token"):
-        choose(rest, config(tmp_path), 3, notes.append)
+        choose(rest, config(tmp_path), replace(student, vocabulary=3), notes.append)
     rest[0].reward = 0.0
-    choose(rest, config(tmp_path), 768, notes.append)
+    choose(rest, config(tmp_path), student, notes.append)
     assert "rewards from 0 to 1 are all imitated alike" in notes[-1]
     report = fine_tune(config(tmp_path, "sft.steps=1", "task=null"), trajectories=rest, console=QUIET)
     assert (report.trajectories, report.used, report.steps) == (len(rest), len(rest), 1)
-    assert f"with: turnwise train model.path={report.policy} task=null" in (report.run / "log.txt").read_text()
+    assert f"with: turnwise train task=null model.path={report.policy}" in (report.run / "log.txt").read_text()
 
 
 def test_recorded_places_are_files_patterns_and_runs(trained: Path, tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ class Extension:
     tasks: Mapping[str, str] = field(default_factory=dict)
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
+    demonstrations: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, what a fine-tuning learns from, (config, student, note) ->
+    Demonstrations."""
+    held_out: Mapping[str, str] = field(default_factory=dict)
+    """The same of what is not learned: its loss is measured while the others are."""
+    unlearned: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     learners: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +88,7 @@ class Extension:
     imports: str | None = None
     """A module with `importing()`, a context to import users' files in, and `advice(error, place)` where that fails."""
     reaches: tuple[str, ...] = ()
-    """Its tools, and keys of a row's extra_info, that lead to code or an address: a run that was sent needs trust."""
+    """Names it brings, and keys of a row's extra_info, that lead to code or an address: a sent run needs trust."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """Configs of other systems: `turnwise check --from-NAME FILE` is (file, overrides) -> what it composes as ours."""
     keys: str | None = None
@@ -141,6 +148,15 @@ OURS = {
         beside={"board": "turnwise.ext.board.board_process:beside_run"},
         section="turnwise.ext.board.config:BoardConfig",
     ),
+    "conversations": Extension(
+        demonstrations={"conversations.files": "turnwise.ext.conversations.demonstrations:read_conversations"},
+        held_out={"conversations.eval_files": "turnwise.ext.conversations.demonstrations:read_held_out"},
+        unlearned={
+            "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
+            "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",
+        },
+        section="turnwise.ext.conversations.config:ConversationsConfig",
+    ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
     "gym": Extension(loops={"gym_env": "turnwise.ext.gym.loop:gym_env"}),
     "http_env": Extension(
@@ -177,6 +193,7 @@ OURS = {
         players={"sdk_agents.client": "openai_client"},
         section="turnwise.ext.sdk_agents.config:SdkAgentsConfig",
     ),
+    "serving": Extension(verbs={"serve": "turnwise.ext.serving.command"}),
     "sglang": Extension(
         engines={
             "sglang_server": Engine(
@@ -307,6 +324,7 @@ def import_hooks() -> list[str]:
 
 def engines() -> dict[str, Engine]:
     """Every engine that has a name."""
+    named("engines")  # which refuses a name that is taken
     return {name: engine for extension in extensions().values() for name, engine in extension.engines.items()}
 
 
@@ -316,7 +334,7 @@ def engine(name: str) -> Engine:
 
 
 def reaching() -> frozenset[str]:
-    """Tools, and keys of rows, by which code or an address is reached."""
+    """Names that extensions bring, and keys of rows, by which code or an address is reached."""
     return frozenset(name for extension in extensions().values() for name in extension.reaches)
 
 

@@ -24,6 +24,7 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.ledger import Media
+from turnwise.reports.learned_tokens import LearnedTokens
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.prepare import Prepared, open_context, prepare
@@ -35,15 +36,28 @@ from turnwise.storage.trackers.notebook import progress_bars
 from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
-from turnwise.training.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
+from turnwise.training.demonstrations import Demonstrations, gather, held_out, keep, kept, learned_from
+from turnwise.training.endpoint_episodes import Student
 from turnwise.training.runs.resume_config import existing_run, resume_command
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
-from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
+from turnwise.training.sft import (
+    check_sequences,
+    count_updates,
+    fingerprint,
+    heldout_loss,
+    learn,
+    learner_config,
+    shuffled,
+)
 from turnwise.types import Group, Sample, Trajectory
 
 POLICY, ADAPTER = "policy", "policy_adapter"
+PREVIEWED = 3
+"""Conversations that a dry run shows."""
+ENDLESS = 1 << 20
+"""Tokens of a context whose end no config names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,8 @@ class SftReport:
     first_loss: float | None
     """None when it was stopped before the first step."""
     last_loss: float | None
+    heldout_losses: tuple[float, float] | None
+    """Of conversations that were not learned, before the first step and after the last; None without any."""
     tokens: int
     """Policy tokens learned from, each as often as it came up."""
     trajectories: int
@@ -89,6 +105,9 @@ class SftReport:
         table.add_row("policy tokens", f"{self.tokens:,}")
         if self.first_loss is not None and self.last_loss is not None:
             table.add_row("loss, first -> last step", f"{self.first_loss:.4f} -> {self.last_loss:.4f}")
+        if self.heldout_losses is not None:
+            before, after = self.heldout_losses
+            table.add_row("loss of held-out conversations", f"{before:.4f} -> {after:.4f}")
         return table
 
     def __rich__(self) -> Table:
@@ -113,40 +132,75 @@ def fine_tune(
     directory, console = existing_run(config, "sft"), console_or_stderr(console)
     renderer = make_renderer(config)
     own = None if directory is None else kept(directory)
-    if own is not None and directory is not None:
-        if trajectories is not None:
-            _refuse_others(directory, own, _demonstrations(config, renderer, trajectories, console))
-        return run_stoppable(_run(config, console, renderer, own))
-    if trajectories is not None or config.sft.recorded:
-        demonstrations = _demonstrations(config, renderer, trajectories, console)
-        return run_stoppable(_run(config, console, renderer, demonstrations))
+    student = _student(config, renderer)
+    heldout = to_sequences(held_out(config, student, printer(console)))
+    if own is not None and directory is not None and trajectories is not None:
+        _refuse_others(directory, own, gather(config, student, trajectories, printer(console)))
+    source = own or _source(config, student, samples, trajectories, console)
+    return run_stoppable(_run(config, console, renderer, source, heldout))
+
+
+def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
+    """What `fine_tune` would learn from, token by token, in the first of its conversations; nothing is written."""
+    check_fine_tuning(config)
+    console = console_or_stderr(console)
+    if existing_run(config, "sft") is not None:
+        raise ConfigError(
+            f"run {config.run!r} has its trajectories: `turnwise show` shows them; --dry-run is for new ones"
+        )
+    renderer = make_renderer(config)
+    played = replace(config, sft=replace(config.sft, traces=min(config.sft.traces, PREVIEWED)))
+    source = _source(played, _student(config, renderer), None, None, console)
+    demonstrations = source if isinstance(source, Demonstrations) else run_stoppable(_play(*source, console))
+    sequences = to_sequences(demonstrations.used)
+    check_sequences(sequences)
+    plan = _plan(config, count_updates(sequences, config.sft, config.seed), sequences)
+    return LearnedTokens(
+        str(demonstrations),
+        plan if isinstance(source, Demonstrations) else f"{config.sft.traces} are played at most; these are the first",
+        demonstrations.used[:PREVIEWED],
+        renderer.tokenizer.decode,
+    )
+
+
+def _source(
+    config: Config,
+    student: Student,
+    samples: Iterable[Sample] | None,
+    trajectories: Sequence[Trajectory] | None,
+    console: Console,
+) -> Demonstrations | tuple[Script, Prepared]:
+    """What there is to learn from, or who will play it."""
+    demonstrations = gather(config, student, trajectories, printer(console))
+    if demonstrations is not None:
+        return demonstrations
     script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
-    return run_stoppable(_run(config, console, renderer, (script, prepared)))
+    return script, prepared
 
 
-def _demonstrations(
-    config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
-) -> Demonstrations:
+def _student(config: Config, renderer: Renderer) -> Student:
     from turnwise.engines.model.loading import choose_implementation, model_facts
 
-    source, note = model_source(config), printer(console)
-    vocabulary = model_facts(source, choose_implementation(source, config.model.implementation)).vocab_size
-    if trajectories is not None:
-        return choose(trajectories, config, vocabulary, note)
-    return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note, _prepare(renderer))
+    source = model_source(config)
+    facts = model_facts(source, choose_implementation(source, config.model.implementation))
+    return Student(renderer, facts.vocab_size, facts.context_length or ENDLESS)
 
 
 def _prepare(renderer: Renderer) -> Callable[[bytes], Media] | None:
     return None if renderer.images is None else renderer.images.prepare
 
 
-def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations) -> None:
-    if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
+def _refuse_others(run: RunDir, own: Demonstrations, offered: Demonstrations | None) -> None:
+    if offered is None or fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(offered.used)):
         raise ConfigError(f"run {run.name!r} was started with other trajectories: resume it without trajectories")
 
 
 async def _run(
-    config: Config, console: Console, renderer: Renderer, source: Demonstrations | tuple[Script, Prepared]
+    config: Config,
+    console: Console,
+    renderer: Renderer,
+    source: Demonstrations | tuple[Script, Prepared],
+    heldout: list[TrainSequence],
 ) -> SftReport:
     with open_sft_run(config, console) as run:
         if isinstance(source, Demonstrations) and run.is_over():
@@ -156,17 +210,19 @@ async def _run(
                 demonstrations = source
             else:
                 run.show_plan(source[1], plan_text(source[1]))
+                if (count := len(source[1].samples)) < config.sft.traces:
+                    run.note(f"sft.traces={config.sft.traces}, and there are {count} samples: each is played once")
                 demonstrations = await _play(*source, console)
             run.dir.write_text(TOKENIZER, renderer.tokenizer.as_json())
             run.note(str(demonstrations))
             if kept(run.dir) is None:
                 await keep(run.recorder, demonstrations)
             await run.recorder.do(prepare_again, run.dir.path, demonstrations.used, _prepare(renderer))
-            await _train(run, renderer, demonstrations)
+            await _train(run, renderer, demonstrations, heldout)
         return _report(run, demonstrations)
 
 
-async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations) -> None:
+async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations, heldout: list[TrainSequence]) -> None:
     """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
     config, sequences, progress = run.config, to_sequences(demonstrations.used), run.progress
     check_sequences(sequences)
@@ -184,11 +240,16 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         # more threads are slower on small models and busy machines
         in_threads = computing(max(1, config.engine.threads), learner.device)
         batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-        update, budget = in_threads(learn), config.learner.token_budget
+        update, measure, budget = in_threads(learn), in_threads(heldout_loss), config.learner.token_budget
+        if heldout and progress.first_heldout is None:
+            progress.first_heldout = await asyncio.to_thread(measure, learner, heldout, budget)
+            run.note(f"loss of {len(heldout)} held-out conversations: {progress.first_heldout:.3f}")
         with run.stop_on_signal(), progress_bars(run.console) as bars:
             bar = bars.add_task("training", total=steps, completed=progress.step)
             while run.should_continue():
-                run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
+                step = await asyncio.to_thread(update, learner, next(batches), budget)
+                is_due = heldout and run.should_evaluate()
+                run.finish_step(step, await asyncio.to_thread(measure, learner, heldout, budget) if is_due else None)
                 bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
                 if run.should_save():
                     await run.recorder.do(in_threads(run.save), learner)
@@ -199,8 +260,8 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
         run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")
         run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
     else:
-        task = "" if config.task == Config.task else f" task={shlex.quote(config.task or 'null')}"
-        run.note(f"train the policy further with: turnwise train model.path={policy}{task}")
+        task = "" if config.task == Config.task else f"task={shlex.quote(config.task or 'null')} "
+        run.note(f"train the policy further with: turnwise train {task}model.path={policy}")
 
 
 def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
@@ -228,12 +289,17 @@ def _report(run: SftRun, demonstrations: Demonstrations) -> SftReport:
         seconds=run.seconds(),
         first_loss=progress.first_loss,
         last_loss=progress.last_loss,
+        heldout_losses=_both(progress.first_heldout, progress.last_heldout),
         tokens=progress.tokens,
         trajectories=demonstrations.read,
         used=len(demonstrations.used),
         dropped=demonstrations.dropped,
         resume=None if over else resume_command(run.dir.name, run.config, "sft"),
     )
+
+
+def _both(first: float | None, last: float | None) -> tuple[float, float] | None:
+    return None if first is None or last is None else (first, last)
 
 
 def _short(path: Path) -> str:
@@ -243,7 +309,10 @@ def _short(path: Path) -> str:
 
 def _load_script(config: Config) -> Script:
     if config.sft.script is None:
-        raise ConfigError("nothing to learn from: set sft.recorded=[runs/NAME] or sft.script=module:function")
+        raise ConfigError(
+            "nothing to learn from: set conversations.files=[FILE], sft.recorded=[runs/NAME] or "
+            "sft.script=module:function"
+        )
     spec = config.sft.script
     script: Script = call(load(spec, "script"), spec, "script", config.seed)
     if not callable(script):
@@ -270,4 +339,4 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
     for trajectory in trajectories:
         if trajectory.failure is not None:
             raise DataError(f"scripted episode {trajectory.sample.id} failed: {trajectory.failure}")
-    return Demonstrations(trajectories, len(trajectories), {}, "scripted")
+    return learned_from(Demonstrations(trajectories, len(trajectories), {}, "scripted"), config)

@@ -144,6 +144,12 @@ def test_an_object_or_a_file_with_the_names_of_a_format(own: Any, tmp_path: Path
         (READS_ONLY.replace("'f()'", "'Hello.'"), "reads a call in 'Hello.'"),
         (READS_ONLY + "fmt.write = lambda call: 'f()'", "cannot be written so that it is read back as the same call"),
         (READS_ONLY + "fmt.write = lambda call: 3", "write returned 3, not text"),
+        (READS_ONLY + "fmt.write = lambda call: 1 / 0", "failed: ZeroDivisionError"),
+        ("LEFT = ''" + OBJECT + "fmt.parse = lambda text, **_: 1 / 0", "parse' failed: ZeroDivisionError"),
+        ("LEFT = ''" + OBJECT + "fmt.parse = lambda text, **_: None", "parse returned None, not a Message"),
+        ("LEFT = ''" + OBJECT + "fmt.render_call = lambda call: 3", "render_call returned 3, not a str"),
+        ("LEFT = ''" + OBJECT + "fmt.STOPS = (3,)", "CALL_ENDS are texts, not .*3"),
+        ("def fmt(text): raise SystemExit", "failed on 'Hello.': SystemExit"),
     ],
 )
 def test_what_cannot_be_one_is_told_at_load(own: Any, code: str, complaint: str) -> None:

@@ -1,5 +1,7 @@
 """Templates that write tool calls themselves: what follows a call is exact whatever closes it, or it is refused."""
 
+from collections.abc import Callable
+
 import pytest
 from chat_families import SCHEMA, Family, Talk, call_text
 
@@ -10,7 +12,7 @@ from turnwise.chat.template.history import WordsRefused
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
-from turnwise.types import Message, Origin, RenderCheck, Role, Sample, StopReason, Trajectory
+from turnwise.types import Message, Origin, RenderCheck, Role, Sample, StopReason, ToolCall, Trajectory
 
 CONTROL = (
     *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|call>", "<call|>", "<|result>", "<result|>", "<q>"),
@@ -320,3 +322,14 @@ def test_a_duplicated_context_is_a_fault_of_the_record(make):
 def test_every_schema_is_shown_where_the_template_shows_tools(make):
     tested = make(SHAPES["nested"][0])
     assert '"Look something up."' in tested.render([Message(Role.USER, "hello")], [SCHEMA], reply=True)
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen25"])
+def test_calls_of_a_prompt_are_shown_also_by_a_template_that_shows_none(
+    name: str, renderer: Callable[..., Renderer]
+) -> None:
+    shown = renderer(name)
+    asking = Message(Role.ASSISTANT, "Wait.", (ToolCall("c1", "f", {"x": 1}),))
+    text = shown.render([Message(Role.USER, "a"), asking, Message(Role.TOOL, "2", name="f")], (), reply=True)
+    assert shown.template.hides_calls is (name == "plain")
+    assert text.count('{"name": "f", "arguments": {"x": 1}}') == 1 and "Wait." in text

@@ -30,7 +30,7 @@ def test_verbs_of_extensions_stand_beside_ours_in_the_help() -> None:
     text = make_parser()[0].format_help()
     after = text[text.index("after a run:") : text.index("services:")]
     assert [line.split()[0] for line in after.splitlines()[1:] if line.strip()] == [
-        "show", "replay", "rescore", "filter", "board", "report", "import-jsonl", "weights",
+        "chat", "show", "replay", "rescore", "filter", "board", "report", "import-jsonl", "weights",
     ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_runs_are_offered_where_a_run_is_asked_for(tmp_path: Path, monkeypatch: 
             (tmp_path / "runs" / name / "config.yaml").touch()
     assert offered("show", "") == []
     monkeypatch.chdir(tmp_path)
-    for verb in ("show", "report", "rescore", "replay"):
+    for verb in ("show", "report", "rescore", "replay", "chat", "serve"):
         assert [word for word in offered(verb, "ru") if "/" in word] == ["runs/first", "runs/second"]
     assert offered("show", "runs/first", "") == []
     assert offered("train", "run=f") == ["run=first"]

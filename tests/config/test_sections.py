@@ -9,7 +9,7 @@ import pytest
 from turnwise import extensions
 from turnwise.config import Config, sections
 from turnwise.config.compose import to_yaml
-from turnwise.config.knobs import knob, knobs_of, only, reaches
+from turnwise.config.knobs import harmless, knob, knobs_of, only, reaches
 from turnwise.config.old_keys import renamed
 from turnwise.config.sections import complete, full_config, section, value_of, with_section, with_value
 from turnwise.data.task_config import compose, configure
@@ -29,6 +29,10 @@ class ShopConfig:
     """Where it is. Set it to buy something."""
     items: int = knob(3, only("shop.url", "*"))
     """How many. Raise it when hungry."""
+    door: str = "front"
+    """A text without a mark. Set it when the front is closed."""
+    colour: str = knob("red", harmless())
+    """Another. Set it to please."""
 
 
 @dataclass
@@ -76,7 +80,8 @@ def test_a_section_of_somebody_elses_is_a_section(table, tmp_path: Path) -> None
     table("shop", f"{__name__}:ShopConfig")
     config = compose_shop("shop.url=http://a:1", "shop.items=5")
     assert section(config, ShopConfig) == ShopConfig("http://a:1", 5)
-    assert ("shop.url", "http://a:1") in list(reached(config))
+    assert list(reached(config)) == [("shop.url", "http://a:1")]
+    assert list(reached(compose_shop("shop.door=back", "shop.colour=blue"))) == [("shop.door", "back")]
     assert "shop:" in to_yaml(config)
 
 

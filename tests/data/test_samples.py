@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turnwise.data.rows import Row, RowError, read_rows
+from turnwise.data.sample_to_row import to_values
 from turnwise.data.samples import misspelt, to_sample
-from turnwise.types import Image, InteractionSpec, Message, Role, Sample, Text
+from turnwise.types import Image, InteractionSpec, Message, Role, Sample, Text, ToolCall
 
 PNG = b"\x89PNG\r\n\x1a\n....."
 MISFIT = "images: {} images for {} places (<image> or image parts) in prompt"
@@ -212,7 +213,23 @@ def test_refusals_propose_the_nearest_name() -> None:
     assert "did you mean 'content'?" in refusal(prompt=[{"role": "user", "contents": "a"}])
     assert "did you mean 'promt'?" in refusal(prompt=None, promt="x")
     called = {"role": "assistant", "tool_calls": [{"id": "1"}]}
-    assert "prompt[0].tool_calls: put the calls of an earlier turn into `content`" in refusal(prompt=[called])
+    assert refusal(prompt=[called]) == "prompt[0].tool_calls[0].function.name: missing"
+    assert "a user message has none" in refusal(prompt=[{"role": "user", "content": "a", "reasoning_content": "b"}])
+    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+    assert "prompt[0].tool_calls[0].function.arguments: not valid JSON" in refusal(prompt=[broken])
+
+
+def test_calls_of_earlier_turns_are_read_and_written_back() -> None:
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+        {"function": {"name": "f", "arguments": '{"x": null}'}},
+    ]
+    asking = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"}
+    prompt = [{"role": "user", "content": "a"}, asking, {"role": "tool", "tool_call_id": "c1", "content": "2"}]
+    read = sample(prompt=prompt)
+    assert read.prompt[1].tool_calls == (ToolCall("c1", "f", {"x": 1}), ToolCall("call_1", "f", {"x": None}))
+    assert (read.prompt[1].text, read.prompt[1].reasoning, read.prompt[2].tool_call_id) == ("", "hm", "c1")
+    assert sample(**to_values(read)).prompt == read.prompt
 
 
 def test_deep_nesting_and_huge_values_are_answered_in_one_short_line() -> None:

@@ -144,6 +144,21 @@ def test_code_that_ignores_cancellation_is_left_behind_and_counted(monkeypatch):
     asyncio.run(main())
 
 
+def test_code_that_is_left_behind_does_not_keep_the_run_from_ending():
+    async def stubborn():
+        while True:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                continue
+
+    async def main():
+        with pytest.raises(TookTooLong):
+            await plugin_calls.in_task(stubborn(), 0.01)
+
+    asyncio.run(main())  # which waits for every task that it knows
+
+
 def test_a_cancelled_thread_is_counted_until_it_ends(monkeypatch):
     monkeypatch.setattr(plugin_calls, "MAX_LEAKED", 1)
     release = threading.Event()

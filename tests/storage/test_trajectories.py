@@ -319,6 +319,15 @@ def test_a_key_of_an_older_format_is_a_users_own_now(tmp_path: Path) -> None:
     assert read_trajectories(tmp_path / "t.parquet")[0].artifacts == mine
 
 
+@pytest.mark.parametrize("mine", [{"seed": 3}, {"reward": "high", "finished": True, "metrics": {}}, {"metrics": [1]}])
+def test_what_a_user_had_called_environment_in_an_older_format_stays(tmp_path: Path, mine: dict[str, Any]) -> None:
+    path = tmp_path / "t.parquet"
+    row = to_row(one()) | {"artifacts": json.dumps({"environment": mine})}
+    parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["6"]), path)
+    (read,) = read_trajectories(path)
+    assert (read.artifacts, read.facts.environment) == ({"environment": mine}, None)
+
+
 @pytest.mark.parametrize("version", ["3", "4", "5", "6"])
 def test_files_that_older_versions_wrote_are_read(version: str, tmp_path: Path) -> None:
     """Written by the code of their time: what lay among the artifacts comes back as fields."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.extensions import named, others
 from turnwise.system.plugins import load_module
 
 VERBS = {
     "train and evaluate": ("eval", "train", "sft", "probe"),
-    "before a run": ("check", "config", "prepare", "data"),
-    "after a run": ("show", "replay", "rescore", "filter"),
+    "before a run": ("new", "check", "config", "prepare", "data"),
+    "after a run": ("chat", "show", "replay", "rescore", "filter"),
     "services": ("judge",),
     "shell": ("completion",),
 }
@@ -151,6 +151,8 @@ def _verbs() -> dict[str, dict[str, Any]]:
     }
     for name, module in named("verbs", [name for names in VERBS.values() for name in names]).items():
         verb: Any = load_module(module, "verb")
+        if lacking := [part for part in ("HELP", "add_arguments", "run") if not hasattr(verb, part)]:
+            raise PluginError(f"verb {name!r}: the module {module} has no {', '.join(lacking)}")
         groups.setdefault(getattr(verb, "GROUP", "extensions"), {})[name] = verb
     return groups
 

@@ -116,9 +116,11 @@ def _positional(before: list[str], current: str, parser: argparse.ArgumentParser
                 yield from _setting(current)
                 if before == ["check"]:
                     yield from named("checks")
+                if before == ["chat"]:
+                    yield from _run_directories()
             case "key":
                 yield from _keys(current, "")
-            case "run_dir" if not positional:
+            case "run_dir" | "policy" if not positional:
                 yield from _run_directories()
             case "runs" | "places":
                 yield from _run_directories()

@@ -1,4 +1,4 @@
-"""`turnwise sft`: fine-tune a model on scripted or recorded trajectories."""
+"""`turnwise sft`: fine-tune a model on conversations of files, recorded or scripted trajectories."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from turnwise.commands import add_config, add_json, refuse_unread
 from turnwise.config.check import COMMAND_LINE
 from turnwise.errors import ConfigError
 
-HELP = "fine-tune a model on scripted or recorded trajectories"
+HELP = "fine-tune a model on conversations: of files, recorded, or scripted"
 READ = (
     "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
@@ -25,9 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-run", action="store_true", help="resume=auto: let the run's config import code and open addresses"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show which tokens of the first conversations are learned; write nothing"
+    )
     parser.epilog = """\
 examples:
   turnwise sft                                                      scripted episodes of the task
+  turnwise sft conversations.files=[chats.jsonl]                    files of messages
+  turnwise sft conversations.files=[chats.jsonl] --dry-run          which of their tokens are learned
   turnwise sft sft.recorded=[runs/first] sft.min_reward=1           the good episodes of a training run
   turnwise sft run=NAME resume=auto                                 go on with a run that was stopped
   turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16
@@ -52,9 +57,15 @@ def run(args: argparse.Namespace) -> int:
     _refuse_others(composed.origins)
     from rich.console import Console
 
-    from turnwise.sft import fine_tune
+    from turnwise.sft import fine_tune, preview
 
     out = Console()
+    if args.dry_run:
+        learned = preview(composed.config)
+        out.print(learned, soft_wrap=True, highlight=False)
+        if args.json:
+            sys.stdout.write(json.dumps(learned.as_json()) + "\n")
+        return 0
     report = fine_tune(composed.config)
     out.print(report.table())
     lines = {"policy": report.policy, "LoRA adapter": report.adapter, "resume with": report.resume}

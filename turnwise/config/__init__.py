@@ -22,6 +22,7 @@ from turnwise.config.knobs import (
     harmless,
     is_plugin,
     knob,
+    leads_away,
     more_than,
     only,
     only_engines,
@@ -32,7 +33,6 @@ from turnwise.config.knobs import (
     was,
 )
 from turnwise.config.training import AlgorithmConfig, LearnerConfig, SftConfig, TrackingConfig, TrainingConfig
-from turnwise.extensions import reaching
 
 __all__ = [
     "AlgorithmConfig", "ChatConfig", "Config", "DataConfig", "EngineConfig", "EvalConfig", "LearnerConfig",
@@ -185,7 +185,7 @@ class SamplingConfig:
 class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
-    agent: str | None = knob(None, path(), reaches("code", is_plugin))
+    agent: str | None = knob(None, path(), reaches("code", leads_away))
     """Loop for rows that name none: a built-in one, an extension's or module:function; null infers it.
     Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
     interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
@@ -195,13 +195,13 @@ class RolloutConfig:
     scripted_answer: str = knob("#### 0", harmless())
     """The answer used instead of the model's when a run is checked before its start. Set it where an agent or a scorer
     accepts only answers in a special form, such as '{"answer": 0}'."""
-    tools: list[str] = knob([], path(), reaches("code", lambda name: is_plugin(name) or name in reaching()))
+    tools: list[str] = knob([], path(), reaches("code", leads_away))
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to offer your own."""
     tool_options: dict[str, Any] = knob({}, harmless())
     """Options by tool, such as {search: {timeout: 20, rate_limit: 5}} or {python: {frame: "<out>{output}</out>"}}
     (docs/tools.md). Set them for a tool that is slow or limited, or whose replies are long or need a frame."""
-    interaction: str | None = knob(None, path(), reaches("code", is_plugin))
+    interaction: str | None = knob(None, path(), reaches("code", leads_away))
     """A simulated user for rows that name none: a built-in name, an extension's, module:function or module:Class. Set
     it when answers should get a reply; with null the first answer without a tool call ends the episode."""
     interaction_kwargs: dict[str, Any] = knob({}, only("rollout.interaction", "*"), reaches("network", None))
@@ -295,7 +295,7 @@ class EvalConfig:
 class Config:
     """The whole config: what a run is made of, by section."""
 
-    task: str | None = knob("arithmetic", path(), reaches("code", is_plugin))
+    task: str | None = knob("arithmetic", path(), reaches("code", leads_away))
     """A built-in task, my_task.py or module:NAME; it gives rows, tools, interaction and scorer. Set it to null
     when data.train_files or data.eval_files and scoring.scorers say everything."""
     profile: str | None = knob(None, harmless())

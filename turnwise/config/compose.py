@@ -14,7 +14,7 @@ from turnwise.config import Config
 from turnwise.config.check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.config.environment import fill_in
 from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
-from turnwise.config.old_keys import GONE, renamed, translated
+from turnwise.config.old_keys import GONE, answers_to_old, renamed, translated
 from turnwise.config.sections import complete, full_config
 from turnwise.config.strict_yaml import read_yaml, write_yaml
 from turnwise.config.trees import check_keys, flatten, over, place
@@ -262,7 +262,10 @@ def _checked(content: dict[str, Any], where: str, knobs: Mapping[str, Knob]) -> 
         key: {"name": value} if isinstance(value, str) and _shorthand(str(key), knobs) != key else value
         for key, value in content.items()
     }
-    for key, value in flatten(content).items():
+    values = flatten(content)
+    if answers := answers_to_old(values):
+        raise ConfigError(f"{where}: {answers}")
+    for key, value in values.items():
         if key in knobs or not any(name.startswith(key + ".") for name in knobs):
             _check_given(key, value, knobs.get(_known_key(key, knobs, where)), where)
         elif value is not None:

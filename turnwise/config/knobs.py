@@ -130,7 +130,7 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
             _offered(field),
             field.metadata.get("also"),
             field.metadata.get("path", False),
-            field.metadata.get("reach", Reach("code", is_plugin) if "choices" in field.metadata else None),
+            field.metadata.get("reach", Reach("code", leads_away) if "choices" in field.metadata else None),
             field.metadata.get("was"),
         )
     return knobs
@@ -244,6 +244,11 @@ def is_wanted(value: object, wanted: tuple[str, ...]) -> bool:
 def is_plugin(name: str) -> bool:
     """Whether a name means something of the user's: module:name, file.py:name or package.module.Class."""
     return ":" in name or "." in name
+
+
+def leads_away(name: str) -> bool:
+    """Whether a name means something of the user's, or what an extension says leads to code or an address."""
+    return is_plugin(name) or name in extensions.reaching()
 
 
 def url() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Keys that had another name: an error names the new one, and in the config of an earlier run it takes their place."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from turnwise.config.knobs import knobs_of
@@ -27,6 +28,13 @@ GONE = {
 def renamed() -> dict[str, str]:
     """The new key of every old one, from the marks `was` at the knobs: the same values under another name."""
     return {knob.was: key for key, knob in knobs_of(full_config()).items() if knob.was is not None}
+
+
+def answers_to_old(values: Mapping[str, Any]) -> str:
+    """What stands for every key of an earlier version among these, in one line; an empty section is none."""
+    keys = [key for key, value in values.items() if value not in (None, {}) or "." in key]
+    answers = [f"{key!r} is called {renamed()[key]} now" for key in keys if key in renamed()]
+    return "; ".join([*answers, *(f"instead of {key!r}: {GONE[key]}" for key in keys if key in GONE)])
 
 
 def translated(tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Prompts: messages with their images, read from the values of one row."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from turnwise.data.images.cells import ImageCells, RowImages, is_array_of_bytes
-from turnwise.data.values import FieldError, as_text, describe, join, shorten
+from turnwise.data.values import FieldError, as_object, as_text, describe, join, shorten
 from turnwise.errors import unknown
-from turnwise.types import Image, Message, Part, Role, Text
+from turnwise.types import Image, Message, Part, Role, Text, ToolCall
 
 MARKER = "<image>"
-_MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
+_MESSAGE_KEYS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
 
 
 def read_prompt(
@@ -54,9 +55,6 @@ def _count_places(messages: list[Any], marked: bool) -> int:
 def _read_message(entry: Any, field: str, images: Iterator[Image], marked: bool, cells: RowImages) -> Message:
     if not isinstance(entry, dict):
         raise FieldError(field, f"expected an object with role and content, got {describe(entry)}")
-    if "tool_calls" in entry:
-        problem = "put the calls of an earlier turn into `content`, in the format the model writes"
-        raise FieldError(join(field, "tool_calls"), problem)
     for key in entry:
         if key not in _MESSAGE_KEYS:
             raise FieldError(field, unknown("key", shorten(key), _MESSAGE_KEYS))
@@ -65,8 +63,43 @@ def _read_message(entry: Any, field: str, images: Iterator[Image], marked: bool,
     if role not in roles:
         raise FieldError(join(field, "role"), unknown("role", shorten(role), roles))
     names = {key: as_text(entry[key], join(field, key)) for key in ("name", "tool_call_id") if key in entry}
-    content = _read_content(entry.get("content"), join(field, "content"), images, marked, cells)
-    return Message(Role(role), content, tool_call_id=names.get("tool_call_id"), name=names.get("name"))
+    calls = read_calls(entry.get("tool_calls"), join(field, "tool_calls"))
+    reasoning = entry.get("reasoning_content")
+    if not isinstance(reasoning, str | None):
+        raise FieldError(join(field, "reasoning_content"), f"expected text, got {describe(reasoning)}")
+    for key, value in (("tool_calls", calls), ("reasoning_content", reasoning)):
+        if value and role != Role.ASSISTANT:
+            raise FieldError(join(field, key), f"a {role} message has none: they are the assistant's")
+    words = "" if calls and entry.get("content") is None else entry.get("content")
+    content = _read_content(words, join(field, "content"), images, marked, cells)
+    return Message(
+        Role(role), content, calls, tool_call_id=names.get("tool_call_id"), name=names.get("name"),
+        reasoning=reasoning or None,
+    )  # fmt: skip
+
+
+def read_calls(value: Any, field: str) -> tuple[ToolCall, ...]:
+    """The calls of an assistant's message, as OpenAI and Hugging Face write them: a function with its name and its
+    arguments, an object or the JSON of one."""
+    if not isinstance(value, list | None):
+        raise FieldError(field, f"expected a list of calls, got {describe(value)}")
+    return tuple(_read_call(entry, f"{field}[{number}]", number) for number, entry in enumerate(value or ()))
+
+
+def _read_call(entry: Any, field: str, number: int) -> ToolCall:
+    call = as_object(entry, field)
+    if call.get("type", "function") != "function":
+        raise FieldError(join(field, "type"), unknown("type", shorten(str(call["type"])), ("function",)))
+    function = as_object(call.get("function", call), join(field, "function"))
+    name = as_text(function.get("name"), join(field, "function.name"))
+    arguments, where = function.get("arguments"), join(field, "function.arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise FieldError(where, f"not valid JSON: {shorten(str(error))}") from error
+    call_id = f"call_{number}" if call.get("id") is None else as_text(call["id"], join(field, "id"))
+    return ToolCall(call_id, name, as_object(arguments, where))
 
 
 def _read_content(

@@ -1,10 +1,11 @@
 """A Sample back as the row it was read from, for files that are made of recorded samples."""
 
 import copy
+import json
 from typing import Any
 
 from turnwise.data.samples import PLAIN_PROMPT
-from turnwise.types import Image, Message, Sample, Text
+from turnwise.types import Image, Message, Sample, Text, ToolCall
 
 
 def to_values(sample: Sample, *, prompt_key: str = "prompt") -> dict[str, Any]:
@@ -38,8 +39,16 @@ def _message(message: Message) -> dict[str, Any]:
     if not isinstance(content, str):
         content = [_part(part) for part in content]
     entry = {"role": message.role.value, "content": content}
-    names = {"name": message.name, "tool_call_id": message.tool_call_id}
+    names = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning}
+    if message.tool_calls:
+        entry["tool_calls"] = [_call(call) for call in message.tool_calls]
     return entry | {key: value for key, value in names.items() if value is not None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    # As text: of a table's objects, each would have the members of all.
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _part(part: Text | Image) -> dict[str, str]:

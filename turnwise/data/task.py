@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError, DataError, PluginError, unknown
 from turnwise.extensions import named
 from turnwise.system.metrics import Reduction
 from turnwise.system.plugins import call, load, names_in
-from turnwise.types import Trajectory
+from turnwise.types import JsonSchema, Message, Sample, Trajectory
 
 PACKAGE = "turnwise.data.tasks"
 ATTRIBUTE = "TASK"
@@ -51,8 +51,23 @@ class ScriptedTurn(Protocol):
         """Everything said so far."""
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """The same as messages, the prompt's first."""
+
+    @property
+    def sample(self) -> Sample:
+        """The row that is played, with its ground truth."""
+
+    @property
+    def tools(self) -> tuple[JsonSchema, ...]:
+        """The schemas of the tools that are offered."""
+
+    @property
     def call_format(self) -> Any:
-        """How calls are written: `render_call(call)`."""
+        """How calls and thoughts are written: `render_call(call)`."""
+
+    def call(self, name: str, **arguments: Any) -> str:
+        """The text of a call, in the format of the model."""
 
 
 Script = Callable[[ScriptedTurn], str]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.errors import ScoringFailed
+from turnwise.reports.cannot_follow import cannot_follow
 from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_row, narrowest
 from turnwise.reports.repeated_answers import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
@@ -84,8 +85,9 @@ class EvalReport(Printable):
     @property
     def warnings(self) -> list[str]:
         """What a person should look at before believing the numbers."""
+        lost = cannot_follow(self.trajectories, self.run)
         problems = [*warnings(tool_reports(self.trajectories)).values(), *_lost(self.trajectories)]
-        return [*problems, *filter(None, (agent_errors(self.trajectories), ignored_requests(self.trajectories)))]
+        return [*filter(None, (lost, *problems, agent_errors(self.trajectories), ignored_requests(self.trajectories)))]
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the trajectories, as plain values."""

@@ -166,6 +166,8 @@ async def _stop(task: asyncio.Task[Any]) -> None:
             cancelled = error
     if not task.done():
         _leaked.append(task)
+        asyncio._unregister_task(task)  # else the end of the run would wait for it
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
     elif not task.cancelled():
         task.exception()  # seen: it has been stopped, what it says now is not asked for
     if cancelled is not None:

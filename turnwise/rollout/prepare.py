@@ -4,6 +4,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.plan import Plan, Route
+from turnwise.rollout.scripted_backend import ScriptedBackend
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.rollout.toolbox.replies import CHARACTERS_PER_TOKEN
@@ -286,7 +288,9 @@ async def _engine(
         return
     renderer = prepared.renderer or make_renderer(config)
     if script is not None:
-        yield token_context(prepared, renderer, scripted_sampler(renderer, script), config.sampling)
+        scripted, sample_of = scripted_sampler(renderer, script), {sample.id: sample for sample in prepared.samples}.get
+        speaks = partial(ScriptedBackend, script=scripted, sample_of=sample_of)
+        yield token_context(prepared, renderer, scripted, config.sampling, speaks)
         return
     async with placement_of(config).open_sampler(renderer, tell) as sampler:
         yield token_context(prepared, renderer, sampler, config.sampling)
@@ -306,7 +310,13 @@ def endpoint_context(prepared: Prepared, endpoint_for: "Callable[[list[JsonSchem
     return _context(prepared, backend)
 
 
-def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> RolloutContext:
+def token_context(
+    prepared: Prepared,
+    renderer: Renderer,
+    sampler: Sampler,
+    sampling: SamplingConfig,
+    make_backend: Callable[..., TokenBackend] = TokenBackend,
+) -> RolloutContext:
     """A context whose episodes are written token by token by this sampler."""
 
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
@@ -322,7 +332,7 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         if tools and unread is not None:  # of an agent's own, which no plan knows
             raise TemplateError(unread)
-        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
+        return make_backend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)
 

@@ -127,7 +127,7 @@ def _turn(turn: Turn, raw: bool) -> Iterator[Styled]:
 
 def _as_written(message: Message) -> Iterator[Styled]:
     yield Styled(visible(message.text), style=STYLES[Origin.POLICY])
-    yield from (_call(call) for call in message.tool_calls if call.problem is not None)
+    yield from (call_line(call) for call in message.tool_calls if call.problem is not None)
 
 
 def _as_read(message: Message) -> Iterator[Styled]:
@@ -139,7 +139,7 @@ def _as_read(message: Message) -> Iterator[Styled]:
         yield (
             Styled(visible(answer), style=STYLES[Origin.POLICY]) if answer else Styled("(nothing)", style="dim italic")
         )
-    yield from map(_call, message.tool_calls)
+    yield from map(call_line, message.tool_calls)
     if any(call.problem is not None for call in message.tool_calls) and answer != message.text:
         yield Styled("as written:", style="dim")
         yield Styled(visible(message.text), style=STYLES[Origin.POLICY])
@@ -158,7 +158,8 @@ def _remark(remark: Remark) -> Styled:
     return Styled.assemble((visible(f"{remark.by}{value}: "), "bold"), (visible(remark.text), "italic"))
 
 
-def _call(call: ToolCall) -> Styled:
+def call_line(call: ToolCall) -> Styled:
+    """A call in one line, or why it cannot be read."""
     if call.problem is not None:
         return Styled.assemble(("-> ", "dim"), (visible(f"{call.name or 'a call'}: {call.problem}"), "red"))
     try:

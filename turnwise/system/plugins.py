@@ -135,7 +135,7 @@ def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
         return function(*args)
     except TurnwiseError:
         raise
-    except Exception as error:  # a user's code, run before anything else: its author reads the message
+    except (Exception, SystemExit) as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"{kind} {spec!r} failed: {one_line(error)}") from error
 
 
@@ -160,7 +160,7 @@ def call_with(function: Callable[[Any], Any], batch: object, where: str) -> Any:
         return function(batch)
     except TurnwiseError:
         raise
-    except Exception as error:  # a user's code: its author reads the message
+    except (Exception, SystemExit) as error:  # a user's code: its author reads the message
         raise PluginError(f"{where} raised {one_line(error)}") from error
 
 

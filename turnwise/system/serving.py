@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -28,9 +28,18 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-async def serve_app(app: ASGIApp, host: str, port: int, idle_seconds: float = IDLE_SECONDS) -> None:
-    """Serves an app on this host and port until the process is interrupted."""
+async def serve_app(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    idle_seconds: float = IDLE_SECONDS,
+    *,
+    ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serves an app on this host and port until the process is interrupted; `ready` is told the port it listens on."""
     with bind(host, port) as listening:
+        if ready is not None:
+            ready(listening.getsockname()[1])
         await uvicorn.Server(_settings(app, idle_seconds)).serve(sockets=[listening])
 
 
@@ -158,14 +167,20 @@ class Gate:
         headers = Headers(scope=scope)
         if scope["method"] not in self.methods:
             allowed = ", ".join(self.methods)
-            return refuse(405, f"this server takes {allowed}", {"Allow": allowed})
+            return self.refuse(405, f"this server takes {allowed}", {"Allow": allowed})
         if not self._is_ours(headers.getlist("host")):
-            return refuse(400, "nothing is served under that host name here")
+            return self.refuse(400, "nothing is served under that host name here")
         if self._token is not None and scope["path"] not in self.open_paths and not self.knows(headers, self._token):
-            return refuse(401, "this server needs its token", {"WWW-Authenticate": "Bearer"})
+            return self.refuse(401, "this server needs its token", {"WWW-Authenticate": "Bearer"})
         if scope["method"] == "POST" and not _is_json(headers.getlist("content-type")):
-            return refuse(415, "the body must be JSON, with Content-Type: application/json", {"Connection": "close"})
+            return self.refuse(
+                415, "the body must be JSON, with Content-Type: application/json", {"Connection": "close"}
+            )
         return None
+
+    def refuse(self, status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+        """A refusal in the shape that the server's clients read."""
+        return refuse(status, text, headers)
 
     def knows(self, headers: Headers, token: str) -> bool:
         """`Bearer TOKEN`, or `Basic` with it as the password: all that a client has which only takes a URL."""
@@ -209,12 +224,12 @@ class Gate:
         if self._calls < self._intake.calls:
             return None
         text = "as many calls are running as this server takes; try again"
-        return refuse(429, text, {"Retry-After": RETRY_SECONDS})
+        return self.refuse(429, text, {"Retry-After": RETRY_SECONDS})
 
     async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> Response | None:
         """Fill the body; an answer as soon as it is known not to be taken."""
         intake = self._intake
-        too_long = refuse(413, f"a request has at most {intake.body} bytes", {"Connection": "close"})
+        too_long = self.refuse(413, f"a request has at most {intake.body} bytes", {"Connection": "close"})
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > intake.body:
             return too_long
@@ -223,7 +238,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return refuse(400, "the client disconnected before the body was complete")
+                        return self.refuse(400, "the client disconnected before the body was complete")
                     piece = message.get("body", b"")
                     body += piece
                     self._held += len(piece)
@@ -231,14 +246,14 @@ class Gate:
                         return too_long
                     if self._held > _MOST_BODIES * intake.body:
                         headers = {"Retry-After": RETRY_SECONDS, "Connection": "close"}
-                        return refuse(429, "as many bytes are held as this server takes; try again", headers)
+                        return self.refuse(429, "as many bytes are held as this server takes; try again", headers)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
             text = f"the body had not come after {intake.seconds:g} s"
-            return refuse(408, text, {"Connection": "close"})
+            return self.refuse(408, text, {"Connection": "close"})
         if sum(body.count(mark) for mark in (b",", b"[", b"{")) > intake.values:
-            return refuse(413, f"a request has at most {intake.values} values")
+            return self.refuse(413, f"a request has at most {intake.values} values")
         return None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from turnwise.config import LearnerConfig, SftConfig
 from turnwise.config.choices import Decay
-from turnwise.engines.learners.learner import SUPERVISED, Learner, NotFinite
+from turnwise.engines.learners.learner import SUPERVISED, Learner, NotFinite, Who
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence, batches
@@ -87,9 +87,39 @@ def shuffled(sequences: list[TrainSequence], batch_tokens: int, seed: int) -> It
 
 
 def _one_pass(sequences: list[TrainSequence], budget: int, seed: int, epoch: int) -> Iterator[list[TrainSequence]]:
+    """As few batches as the budget allows, filled evenly: a small rest would move the weights as a full one does."""
     order = list(range(len(sequences)))
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    yield from batches(sequences, order, budget)
+    yield from batches(sequences, order, _even_budget([len(sequences[index].token_ids) for index in order], budget))
+
+
+def _even_budget(lengths: Sequence[int], budget: int) -> int:
+    """The smallest budget that takes no more batches than this one."""
+    fewest, low, high = _count_batches(lengths, budget), max(lengths, default=0), budget
+    while low < high:
+        middle = (low + high) // 2
+        if _count_batches(lengths, middle) > fewest:
+            low = middle + 1
+        else:
+            high = middle
+    return high
+
+
+def _count_batches(lengths: Sequence[int], budget: int) -> int:
+    count, size = 0, budget
+    for length in lengths:
+        if size + length > budget:
+            count, size = count + 1, 0
+        size += length
+    return count
+
+
+def heldout_loss(learner: Learner, sequences: Sequence[TrainSequence], token_budget: int | None) -> float:
+    """The mean loss of the policy's tokens in sequences that are not learned."""
+    whole = tokens_by_trajectory(sequences)
+    parts = fill(sequences, token_budget or learner.token_budget)
+    scores = [learner.score(pack(part, whole), Who.POLICY) for part in parts]
+    return -sum(float(part.sum()) for part in scores) / sum(len(part) for part in scores)
 
 
 def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int | None) -> SftStep:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import configure
+from turnwise import configure, extensions
 from turnwise.commands.cli import main
 from turnwise.config import Config
 from turnwise.config.compose import to_yaml
@@ -393,6 +393,22 @@ def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_f
     assert needs_trust(
         configure(f"data.eval_files=[{tmp_path / 'rows.jsonl'}]", "task=null"), RunDir(tmp_path / "runs" / "a")
     )
+
+
+def test_what_an_extension_says_leads_away_asks_wherever_it_is_named(tmp_path, monkeypatch):
+    brought = extensions.Extension(reaches=("far",), scorers={"far": "far:score"}, engines={"far": extensions.OWN})
+    monkeypatch.setattr(extensions, "extensions", lambda: {**extensions.OURS, "far": brought})
+    config = Config(task="far")
+    config.rollout.agent = config.rollout.interaction = config.engine.name = "far"
+    config.rollout.tools, config.scoring.scorers = ["far"], {"default": "far"}
+    keys = ["task", "engine.name", "rollout.agent", "rollout.tools", "rollout.interaction", "scoring.scorers.default"]
+    assert reaches(config, tmp_path) == [f"{key}=far" for key in keys]
+    row = {"prompt": [{"role": "user", "content": "?"}], "data_source": "x"}
+    for more in ({"agent_name": "far"}, {"extra_info": {"interaction_kwargs": {"name": "far"}}}):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row | more) + "\n")
+        config = Config(task=None)
+        config.data.eval_files = [str(tmp_path / "rows.jsonl")]
+        assert needs_trust(config, tmp_path / "runs")
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,21 @@ A format is one file of `chat/formats`, named as the value of `chat.tool_format`
 of the user's own is a function, `chat.tool_format=mine.py:fmt` (docs/formats.md), or an object with the same names.
 """
 
+import functools
 import inspect
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from turnwise.chat.calls.format_words import choose_format
 from turnwise.chat.calls.reasoning import ANSWER, CALL_ENDS, STOPS, THINK, UNTHINK, render_thought, split_thoughts
 from turnwise.chat.calls.scanning import FoundCall, numbered, refuse_unless_read_back
 from turnwise.config.knobs import is_plugin
 from turnwise.errors import PluginError, one_line
-from turnwise.system.plugins import builtin, load, load_module
+from turnwise.system import plugins
 from turnwise.types import JsonSchema, Message, Role, ToolCall
+
+T = TypeVar("T")
 
 
 class ToolFormat(Protocol):
@@ -73,7 +76,7 @@ def load_format(name: str | None) -> ToolFormat:
     chosen = choose_format(name).name
     if is_plugin(chosen):
         return _own_format(chosen)
-    return cast(ToolFormat, builtin("turnwise.chat.formats", chosen, "tool format"))
+    return cast(ToolFormat, plugins.builtin("turnwise.chat.formats", chosen, "tool format"))
 
 
 def is_taught(form: ToolFormat) -> bool:
@@ -126,7 +129,7 @@ class FunctionFormat:
     def _pieces(self, text: str, tools: Sequence[JsonSchema]) -> list[Any]:
         try:
             pieces = self.read(text, **({"tools": tools} if self._takes_tools else {}))
-        except Exception as error:  # a user's code, which must read whatever a model writes
+        except (Exception, SystemExit) as error:  # a user's code, which must read whatever a model writes
             raise PluginError(f"tool format {self.__name__!r} failed on {text!r:.200}: {one_line(error)}") from error
         if not isinstance(pieces, list | tuple) or not all(map(_is_piece, pieces)):
             raise PluginError(
@@ -142,7 +145,7 @@ class FunctionFormat:
                 f"tool format {self.__name__!r} cannot write calls, but the template is tested with one: give it a "
                 "function that returns the text of a ToolCall, as fmt.write = write"
             )
-        text = self.write(call)
+        text = plugins.call(self.write, self.__name__, "tool format", call)
         if not isinstance(text, str):
             raise PluginError(f"tool format {self.__name__!r}: write returned {reprlib.repr(text)}, not text")
         calls = self.parse(text, turn=0, in_reasoning=False).tool_calls
@@ -162,6 +165,44 @@ class FunctionFormat:
         return render_thought(thought, is_open=is_open)
 
 
+class ObjectFormat:
+    """A format that is an object or a file of the user's: an error of its code names it."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.__name__ = name
+        self.THINK, self.UNTHINK, self.ANSWER = value.THINK, value.UNTHINK, value.ANSWER
+        self.STOPS, self.CALL_ENDS = tuple(value.STOPS), tuple(value.CALL_ENDS)
+        words = (self.THINK, self.UNTHINK, self.ANSWER, *self.STOPS, *self.CALL_ENDS)
+        if not all(isinstance(word, str) for word in words):
+            raise PluginError(f"tool format {name!r}: THINK, UNTHINK, ANSWER, STOPS, CALL_ENDS are texts, not {words}")
+        self.taught = bool(getattr(value, "taught", False))
+        self._value = value
+
+    def parse(self, text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
+        """The assistant message in a completion's text."""
+        return self._call("parse", Message, text, turn=turn, in_reasoning=in_reasoning, tools=tools)
+
+    def render_call(self, call: ToolCall) -> str:
+        """The text a model writes to make this call."""
+        return self._call("render_call", str, call)
+
+    def render_malformed_call(self, call: ToolCall) -> str:
+        """The same as a learner gets it wrong."""
+        return self._call("render_malformed_call", str, call)
+
+    def render_thought(self, thought: str, *, is_open: bool) -> str:
+        """The text of a thought; `is_open` when the prompt opened it."""
+        return self._call("render_thought", str, thought, is_open=is_open)
+
+    def _call(self, method: str, kind: type[T], *args: Any, **options: Any) -> T:
+        function = functools.partial(getattr(self._value, method), *args, **options)
+        result = plugins.call(function, f"{self.__name__}: {method}", "tool format")
+        if not isinstance(result, kind):
+            problem = f"{method} returned {reprlib.repr(result)}, not a {kind.__name__}"
+            raise PluginError(f"tool format {self.__name__!r}: {problem}")
+        return result
+
+
 def _is_piece(piece: object) -> bool:
     if not isinstance(piece, ToolCall):
         return isinstance(piece, str)
@@ -170,7 +211,8 @@ def _is_piece(piece: object) -> bool:
 
 def _own_format(spec: str) -> ToolFormat:
     """A function of the user's, or an object or a file with the names of ToolFormat, checked and tried."""
-    value = load_module(spec, "tool format") if spec.endswith(".py") else load(spec, "tool format")
+    in_file = spec.endswith(".py")
+    value = plugins.load_module(spec, "tool format") if in_file else plugins.load(spec, "tool format")
     if inspect.isroutine(value):
         form: ToolFormat = FunctionFormat(value, spec)
     else:
@@ -182,7 +224,7 @@ def _own_format(spec: str) -> ToolFormat:
                 f"tool format {spec!r} {problem}; a format is a function fmt(text) that gives its words and calls, or "
                 "an object with the names of turnwise.chat.calls.tool_format.ToolFormat (docs/formats.md)"
             )
-        form = value
+        form = ObjectFormat(value, spec)
     if form.parse("Hello.", turn=0, in_reasoning=False).tool_calls:
         raise PluginError(f"tool format {spec!r} reads a call in 'Hello.'")
     if can_write(form) and not is_taught(form):

@@ -1,6 +1,7 @@
 """Messages to text: one chat template, and what trying it out tells about it."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 
 from turnwise.chat.calls.tool_format import ToolFormat
 from turnwise.chat.control_tokens import fresh_mark
-from turnwise.chat.template.message_forms import CallForm, ContentForm, ThoughtForm
+from turnwise.chat.template.message_forms import CallForm, CallsHidden, ContentForm, ThoughtForm, apart, spelled, squash
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import TemplateError
 from turnwise.types import Image, JsonSchema, Message, Role, Text, ToolCall
@@ -19,10 +20,6 @@ HELLO = Message(Role.USER, "hello")
 ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
 CALL = ToolCall("t000c0000", "probe", {"x": 1})
 RESULT = Message(Role.TOOL, "1", tool_call_id=CALL.id, name=CALL.name)
-
-
-class CallsHidden(TemplateError):
-    """The template does not show every call of a message."""
 
 
 class ChatTemplate:
@@ -107,7 +104,7 @@ class ChatTemplate:
             if end_of_words is None or end_of_words < len(opened) or not before.startswith(opened):
                 return after, None
             start = end_of_words
-            unchanged = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, words))
+            unchanged = structured or squash(before[len(opened) : start]) == squash(self._once(header, words))
             if not (unchanged and after.startswith(before[:start])):
                 return after, None
         if structured:
@@ -191,6 +188,8 @@ class ChatTemplate:
 
     def _entry(self, message: Message) -> dict[str, Any]:
         """A message as templates expect it."""
+        if message.tool_calls and message.answer is None and self.hides_calls:
+            message = spelled(message, self.call_format)
         text = message.text
         entry: dict[str, Any] = {"role": message.role.value, "content": text}
         written = message.answer is not None  # by the policy, whose text spells reasoning and calls
@@ -205,14 +204,16 @@ class ChatTemplate:
                 for call in message.tool_calls
             ]
             if message.reasoning is not None:
-                entry |= _apart(message.reasoning)
+                entry |= apart(message.reasoning)
+        elif not written and message.reasoning is not None:
+            entry |= apart(message.reasoning)
         elif written and self._writes_answer and self.call_format.ANSWER in text:
             entry["content"] = text.rpartition(self.call_format.ANSWER)[2]
-            entry |= {} if message.reasoning is None else _apart(message.reasoning)
+            entry |= {} if message.reasoning is None else apart(message.reasoning)
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
                 words = text.rpartition(self.call_format.UNTHINK)[2]
-                entry |= {**_apart(message.reasoning), "content": words}
+                entry |= {**apart(message.reasoning), "content": words}
             elif self._thought_form is ThoughtForm.OPENED:
                 again = text.lstrip().startswith(self.call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
@@ -265,6 +266,18 @@ class ChatTemplate:
         # An ordinary token like </tool_call> closes a bracket of the call, not the message.
         ends = [token for token in ends if token in special or not token.startswith("</")]
         return text[len(bare) - len(max(ends, key=len)) :] if ends else ""
+
+    @functools.cached_property
+    def hides_calls(self) -> bool:
+        """Whether it drops the calls of a message that is no text of the policy's."""
+        asking = Message(Role.ASSISTANT, "", (replace(CALL, arguments={"x": _MARK}),), answer="")
+        form, self.call_form = self.call_form, CallForm.STRUCTURED
+        try:
+            return _MARK not in self.render([HELLO, asking, RESULT], (), reply=False)
+        except TemplateError:
+            return True
+        finally:
+            self.call_form = form
 
     def _demand_every_call(self, context: Sequence[Message], assistant: Message, tools: Sequence[JsonSchema]) -> None:
         """A call that the template drops would be answered without having been asked."""
@@ -384,12 +397,3 @@ class ChatTemplate:
         """What the policy would have said with this text."""
         is_open = bool(self.thought) and self.call_format.UNTHINK in text
         return self.call_format.parse(text, turn=0, in_reasoning=is_open)
-
-
-def _apart(reasoning: str) -> dict[str, Any]:
-    """By the names under which templates look for it."""
-    return {"reasoning_content": reasoning, "thinking": reasoning}
-
-
-def _squash(text: str) -> str:
-    return "".join(text.split())

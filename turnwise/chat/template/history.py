@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.chat.control_tokens import fresh_mark, shared, with_texts
-from turnwise.chat.template.chat_template import CallsHidden, ChatTemplate
+from turnwise.chat.template.chat_template import ChatTemplate
+from turnwise.chat.template.message_forms import CallsHidden
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnwise.chat.calls.tool_format import ToolFormat
 from turnwise.chat.formats import hermes
@@ -15,12 +16,21 @@ from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
-from turnwise.types import Completion, FinishReason
+from turnwise.types import Completion, FinishReason, JsonSchema, Message, Sample, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a conversation of an episode is about, and what was said in it."""
+
+    sample: Sample | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[JsonSchema, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """What a script may look at: whose turn it is, which turn, and all tokens so far."""
+    """What a script may look at: whose turn it is, which turn, and all that was said."""
 
     noise: NoiseKey
     turn: int
@@ -30,6 +40,28 @@ class ScriptRequest:
     """How calls are written: `request.call_format.render_call(call)`."""
     images: tuple[bytes, ...] = ()
     """Those the conversation has shown so far, encoded, in order."""
+    situation: Situation = Situation()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages so far, the prompt's first; none where an agent loop speaks in token ids."""
+        return self.situation.messages
+
+    @property
+    def tools(self) -> tuple[JsonSchema, ...]:
+        """The schemas of the tools that are offered."""
+        return self.situation.tools
+
+    @property
+    def sample(self) -> Sample:
+        """The row that is played: its ground truth, its `tools_kwargs`, all that the model is not told."""
+        if self.situation.sample is None:
+            raise EngineError("only the script of a fine-tuning (sft.script) gets the sample")
+        return self.situation.sample
+
+    def call(self, name: str, **arguments: Any) -> str:
+        """The text of a call, in the format of the model."""
+        return self.call_format.render_call(ToolCall("", name, arguments))
 
     @property
     def text(self) -> str:
@@ -92,6 +124,8 @@ class ScriptedSampler:
         self._call_end_id = end_id if call_end_id is None else call_end_id
         self._latency = latency
         self._turns: dict[str, int] = defaultdict(int)
+        self.situations: dict[str, Situation] = {}
+        """By conversation, where its backend tells them."""
 
     async def generate(self, request: Request) -> Completion:
         """Encode what the script says, cut after a stop and to the limits."""
@@ -102,7 +136,10 @@ class ScriptedSampler:
         turn = self._turns[episode]
         self._turns[episode] += 1
         images = tuple(span.media.content for span in request.media)
-        reply = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, images))
+        situation = self.situations.get(episode, Situation())
+        reply = self._script(
+            ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, images, situation)
+        )
         cut = _first_stop(reply, params.stop_strings)
         ids = self._tokenizer.encode(reply[:cut]).ids
         stopped = next((n for n, token in enumerate(ids, start=1) if token in params.stop_ids), None)
@@ -117,8 +154,9 @@ class ScriptedSampler:
         return Completion.of(ids, [0.0] * len(ids), finish, version=self._version)
 
     async def release(self, conversation: str) -> None:
-        """Forgets how many turns the conversation has had."""
+        """Forgets what the conversation was and how many turns it has had."""
         self._turns.pop(_episode(conversation), None)
+        self.situations.pop(_episode(conversation), None)
 
     async def publish(self, update: Update, version: int) -> None:
         """The script says the same; its tokens carry the new version."""
@@ -131,8 +169,9 @@ class ScriptedSampler:
         """Does nothing: `sleep` gave nothing back."""
 
     async def close(self) -> None:
-        """Forgets the turn counts of all conversations."""
+        """Forgets all conversations."""
         self._turns.clear()
+        self.situations.clear()
 
 
 def _episode(conversation: str) -> str:

@@ -200,7 +200,7 @@ def make_env(options: GymOptions) -> "gymnasium.Env[Any, Any]":
     try:
         import gymnasium
     except ModuleNotFoundError as error:
-        raise ConfigError(f"agent loop {WHO!r} needs the package gymnasium: pip install gymnasium") from error
+        raise ConfigError(f"agent loop {WHO!r} needs gymnasium: pip install 'turnwise[gym]'") from error
     if is_plugin(options.env):
         maker = load(options.env, "environment")
         candidate = maker(**options.env_kwargs)

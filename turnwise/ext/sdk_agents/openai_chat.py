@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -25,7 +25,6 @@ from turnwise.ext.sdk_agents.calls import (
 )
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
-MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "turnwise"}]}
 SAID_OTHERWISE = {"function_call", "audio", "images", "prefix", "partial"}
 """Names in a message that hold words or images of it which nobody here would read."""
 FINISH = {
@@ -104,7 +103,7 @@ class _TextFormat(Border):
 
 
 class ChatRequest(Border):
-    """The fields of a chat completion request that the rule judge reads."""
+    """The fields of a chat completion request that are read."""
 
     ignores = frozenset(
         {"store", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata"}
@@ -136,9 +135,14 @@ def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
         request = validated(ChatRequest, body)
         note_other("tool_choice", request.tool_choice, "none" if request.tool_choice == "none" else "auto")
         note_other("parallel_tool_calls", request.parallel_tool_calls, True)
+    return call_of(request, notes), request
+
+
+def call_of(request: ChatRequest, ignored: Sequence[str] = ()) -> Call:
+    """What a request asks; `ignored` is what it does not get."""
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
-    call = Call(
+    return Call(
         model=request.model,
         messages=tuple(_message(entry) for entry in request.messages),
         tools=tuple(_schema(tool) for tool in request.tools),
@@ -149,9 +153,8 @@ def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
         stop=tuple(text for text in stop if text),
         logprobs=request.logprobs,
         hides_calls=request.tool_choice == "none",
-        ignored=tuple(notes),
+        ignored=tuple(ignored),
     )
-    return call, request
 
 
 def write(reply: ClientReply, request: ChatRequest) -> dict[str, Any]:
@@ -195,6 +198,11 @@ def stream(reply: ClientReply, request: ChatRequest) -> Iterator[str]:
     if request.stream_options.include_usage:
         yield _event({**head, "choices": [], "usage": _usage(reply)})
     yield "data: [DONE]\n\n"
+
+
+def model_entry(name: str) -> dict[str, Any]:
+    """A model as the API lists it."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "turnwise"}
 
 
 def write_error(refused: Refused) -> dict[str, Any]:

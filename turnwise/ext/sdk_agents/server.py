@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
@@ -15,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.ext.sdk_agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.ext.sdk_agents.calls import ClientReply, Refused, read_body
+from turnwise.ext.sdk_agents.calls import Refused
+from turnwise.ext.sdk_agents.dialects import NO_RETRY, answering, read_request, respond
 from turnwise.ext.sdk_agents.sessions import ClientSession
 from turnwise.rollout import plugin_calls
 from turnwise.system.serving import Gate, Intake, serving_beside
@@ -25,10 +25,6 @@ HOST = "127.0.0.1"
 INTAKE = Intake(calls=1 << 20, values=400_000)
 """Episodes are counted by `rollout.concurrency`; a call of theirs waits for the engine and not for a place here. What
 it brings is read where all episodes wait, so it has fewer values than other servers take."""
-LARGE = 1 << 18
-"""Bytes of a body from which on it is read in a thread: others wait for the event loop."""
-NO_RETRY = {"x-should-retry": "false"}
-"""Both SDKs try again after a 5xx otherwise."""
 
 
 @dataclass(slots=True)
@@ -105,17 +101,17 @@ def make_app(server: ClientServer) -> Starlette:
 
     async def models(request: Request) -> Response:
         server.find(request)
-        return JSONResponse(openai_chat.MODELS)
+        return JSONResponse({"object": "list", "data": [openai_chat.model_entry("policy")]})
 
     async def count(request: Request) -> Response:
         session = server.find(request)
-        call, _ = anthropic_messages.read(await _content(request))
+        call, _ = anthropic_messages.read(await read_request(request))
         return JSONResponse({"input_tokens": await asyncio.to_thread(session.count, call)})
 
     chat, messages = _endpoint(server, openai_chat), _endpoint(server, anthropic_messages)
-    counted = _answered(count, anthropic_messages)
+    counted = answering(count, anthropic_messages)
     routes = [
-        Route("/s/{token}/v1/models", _answered(models, openai_chat)),
+        Route("/s/{token}/v1/models", answering(models, openai_chat)),
         Route("/s/{token}/v1/chat/completions", chat, methods=["POST"]),
         Route("/s/{token}/v1/responses", _responses(server), methods=["POST"]),
         Route("/s/{token}/v1/messages", messages, methods=["POST"]),
@@ -133,10 +129,10 @@ def _endpoint(server: ClientServer, dialect: ModuleType) -> Callable[[Request], 
     async def answer(request: Request) -> Response:
         session = server.find(request)
         with session.answering():
-            call, api_request = dialect.read(await _content(request))
-            return _given(dialect, await session.reply(call), api_request)
+            call, api_request = dialect.read(await read_request(request))
+            return respond(dialect, await session.reply(call), api_request)
 
-    return _answered(answer, dialect)
+    return answering(answer, dialect)
 
 
 def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]:
@@ -145,39 +141,14 @@ def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]
     async def answer(request: Request) -> Response:
         session = server.find(request)
         with session.answering():
-            call, pending = openai_responses.read(await _content(request), session.kept, session.items)
+            call, pending = openai_responses.read(await read_request(request), session.kept, session.items)
             reply = await session.reply(call)
         if pending.request.store:
             session.kept[pending.id] = (*pending.messages, Message(Role.ASSISTANT, reply.text, reply.calls))
             session.items |= {item["id"]: item for item in openai_responses.output_items(reply, pending)}
-        return _given(openai_responses, reply, pending)
+        return respond(openai_responses, reply, pending)
 
-    return _answered(answer, openai_responses)
-
-
-async def _content(request: Request) -> dict[str, Any]:
-    body = await request.body()
-    return read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
-
-
-def _given(dialect: ModuleType, reply: ClientReply, api_request: Any) -> Response:
-    if api_request.stream:  # the whole turn is there already: its events go out together
-        return Response("".join(dialect.stream(reply, api_request)), media_type="text/event-stream")
-    return JSONResponse(dialect.write(reply, api_request))
-
-
-def _answered(
-    answer: Callable[[Request], Awaitable[Response]], dialect: ModuleType
-) -> Callable[[Request], Awaitable[Response]]:
-    """Refusals in the shape that the dialect's clients read."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except Refused as refused:
-            return JSONResponse(dialect.write_error(refused), refused.status, NO_RETRY)
-
-    return answered
+    return answering(answer, openai_responses)
 
 
 async def _nothing(request: Request) -> Response:

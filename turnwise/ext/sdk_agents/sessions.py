@@ -3,24 +3,20 @@
 import asyncio
 import contextlib
 import contextvars
-import functools
-import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.chat.images.blocks import images_in
-from turnwise.chat.images.pixels import shown_size
-from turnwise.errors import DataError, PluginError, TemplateError, one_line
+from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.ext.sdk_agents import matching, message_cache
-from turnwise.ext.sdk_agents.calls import FULL, Call, ClientReply, Finish, Refused
-from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
+from turnwise.ext.sdk_agents.calls import FULL, Call, ClientReply, Refused
+from turnwise.ext.sdk_agents.replies import check_heads, check_tools, reply_to, strict_checkers
+from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
-from turnwise.rollout.openai_messages import check_image
-from turnwise.rollout.toolbox.schema import ArgumentChecker, BadArguments, CheckTookTooLong, check_number, check_size
-from turnwise.system.image_sources import open_source
-from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, ToolCall, Turn
+from turnwise.rollout.toolbox.schema import ArgumentChecker
+from turnwise.types import CallRecord, CallStatus, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
 BROKEN = "engine_failed"
@@ -82,8 +78,8 @@ class ClientSession:
         """The policy's next message after those of the call; Refused when there can be none."""
         self._check_going_on()
         self._check(call)
-        _check_tools(call)
-        checkers = await asyncio.to_thread(_strict_checkers, call) if call.strict else {}
+        check_tools(call)
+        checkers = await asyncio.to_thread(strict_checkers, call) if call.strict else {}
         task = asyncio.create_task(self._reply(call, checkers), context=self._context.copy())
         self._tasks.add(task)
         try:
@@ -139,7 +135,7 @@ class ClientSession:
         new = [image for image in dict.fromkeys(images) if not backend.has_prepared([image])]
         try:
             if new:
-                await asyncio.to_thread(_check_heads, new, by_us=isinstance(backend, TokenBackend))
+                await asyncio.to_thread(check_heads, new, by_us=isinstance(backend, TokenBackend))
                 await backend.prepare_images(new)
         except DataError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
@@ -187,16 +183,8 @@ class ClientSession:
             except Exception as error:
                 self.broken = error
                 raise Refused(f"the model cannot speak: {one_line(error)}", status=500, code=BROKEN) from error
-            tool_calls = chat.turns[-1].message.tool_calls
-            misfits = (
-                frozenset(tool_call.id for tool_call in tool_calls)
-                if call.hides_calls
-                else await _misfits(checkers, tool_calls)
-            )
-            status = CallStatus.REFUSED if call.hides_calls else CallStatus.BAD_ARGUMENTS
-            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), misfits, status)
-            if call.logprobs:
-                reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
+            stops = (*self._chat.sampling.stop, *call.stop)
+            reply = await reply_to(call, chat.turns[-1], chat.backend, stops, checkers)
             next_digest = matching.assistant_after(sequence.digest, reply.text, reply.calls)
             sequence.digest, sequence.waits, sequence.answered = next_digest, False, time.perf_counter()
             self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
@@ -248,82 +236,8 @@ class ClientSession:
         return self._written.get(matching.after(b"", message), message)
 
 
-def as_reply(turn: Turn, stops: Sequence[str], misfits: Collection[str], status: CallStatus) -> ClientReply:
-    """A turn as a client sees it. A call that cannot be read, or is a misfit by its id, is none there: the text shows
-    it, and the record has it with this status."""
-    message = turn.message
-    readable = [call for call in message.tool_calls if call.problem is None]
-    calls = tuple(call for call in readable if call.id not in misfits)
-    turn.calls += [CallRecord(call, status, 0.0) for call in readable if call not in calls]
-    text = message.visible if len(calls) == len(message.tool_calls) else message.text
-    stop = None
-    if turn.finish_reason is FinishReason.STOP and not calls:
-        stop = next((candidate for candidate in stops if message.text.endswith(candidate)), None)
-        if stop is not None:  # SDKs' users expect it cut off; it stays on the record
-            text = text.removesuffix(stop) if text.endswith(stop) else text.removesuffix(stop.rstrip())
-    finish = Finish.STOP if stop is None else Finish.STOP_STRING
-    if turn.finish_reason is FinishReason.LENGTH:
-        finish = Finish.LENGTH
-    elif calls:
-        finish = Finish.TOOL_CALLS
-    return ClientReply(
-        text=text,
-        calls=calls,
-        reasoning=message.reasoning,
-        finish=finish,
-        stop_string=stop,
-        prompt_tokens=turn.prompt_tokens,
-        completion_tokens=turn.completion_tokens,
-    )
-
-
-def _check_heads(images: Sequence[Image], *, by_us: bool) -> None:
-    """DataError for the first that cannot be shown: too many bytes or pixels, or no image. No pixel is unpacked."""
-    for image in images:
-        check_image(image)
-        if by_us or image.source.startswith("data:"):  # an endpoint fetches the others itself
-            with open_source(image.source) as file:
-                shown_size(file, None)
-
-
 def _digests(call: Call) -> list[bytes]:
     return list(matching.digests(call.tools, call.messages))
-
-
-def _check_tools(call: Call) -> None:
-    """Refused for more tools, or larger ones, than a model can be shown."""
-    try:
-        check_number(len(call.tools), "tools")
-        for schema in call.tools:
-            check_size(schema, schema["function"]["name"])
-    except PluginError as error:
-        raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
-
-
-def _strict_checkers(call: Call) -> dict[str, ArgumentChecker]:
-    """Those of the tools that the client wants strict; Refused for a schema that is none."""
-    named = {schema["function"]["name"]: schema for schema in call.tools}
-    try:
-        return {name: _checker(name, json.dumps(named[name])) for name in sorted(call.strict)}
-    except PluginError as error:
-        raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
-
-
-@functools.lru_cache(maxsize=256)
-def _checker(name: str, schema: str) -> ArgumentChecker:
-    return ArgumentChecker.of(json.loads(schema), name)
-
-
-async def _misfits(checkers: Mapping[str, ArgumentChecker], calls: Sequence[ToolCall]) -> frozenset[str]:
-    """The ids of the calls that do not fit, or of which nobody knows in time."""
-    ids = []
-    for call in calls:
-        if call.name in checkers and call.problem is None:
-            try:
-                await checkers[call.name].check(call.arguments)
-            except (BadArguments, CheckTookTooLong):
-                ids.append(call.id)
-    return frozenset(ids)
 
 
 def _record_results(turn: Turn, new: Sequence[Message], seconds: float) -> None:
@@ -336,15 +250,6 @@ def _record_results(turn: Turn, new: Sequence[Message], seconds: float) -> None:
             turn.calls.append(CallRecord(call, CallStatus.MALFORMED, 0.0))
         elif any(message.tool_call_id == call.id for message in new):
             turn.calls.append(CallRecord(call, CallStatus.UNKNOWN, seconds))
-
-
-def _tokens(turn: Turn, backend: ChatBackend) -> list[tuple[str, float]]:
-    """The words of a turn that was just written, token by token."""
-    if not isinstance(backend, TokenBackend):
-        raise Refused("logprobs: this run's engine tells none")
-    ledger, end = backend.segments[turn.segment], turn.start + turn.completion_tokens
-    words = [backend.renderer.tokenizer.decode([token]) for token in ledger.token_ids[turn.start : end].tolist()]
-    return list(zip(words, ledger.logprobs[turn.start : end].tolist(), strict=True))
 
 
 def _refusal(end: EpisodeEnd) -> Refused:

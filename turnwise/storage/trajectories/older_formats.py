@@ -53,14 +53,11 @@ def _media(entries: Any) -> Any:
 
 def _facts(artifacts: dict[str, Any]) -> Row:
     """What the episode's own code had left there; a value of another kind is a user's, and stays."""
-    environment = _take(artifacts, "environment", dict)
-    if environment is not None:
-        environment = {
-            "reward": environment.get("reward"),
-            "finished": environment.get("finished") is True,
-            "metrics": list(environment.get("metrics", {}).items()),
-            "left_open": environment.get("left_open"),
-        }
+    environment: Row | None = None
+    match artifacts.get("environment"):
+        case {"reward": int() | float() | None as reward, "finished": bool() as finished, "metrics": dict() as metrics}:
+            left_open, totals = artifacts.pop("environment").get("left_open"), list(metrics.items())
+            environment = {"reward": reward, "finished": finished, "metrics": totals, "left_open": left_open}
     notes = _take(artifacts, "interaction_notes", list) or []
     return {
         "environment": environment,

@@ -19,6 +19,9 @@ from turnwise.training.runs.resumable_run import ResumableRun, open_run
 from turnwise.training.runs.state import Count, Number, read_json, write_json
 from turnwise.training.sft import SftStep
 
+HELDOUT_LOSSES = 10
+"""How often the loss of held-out conversations is measured in a run, beside the one before its first step."""
+
 
 @dataclass(slots=True)
 class SftProgress:
@@ -36,6 +39,9 @@ class SftProgress:
     seconds: Number = 0.0
     first_loss: Number | None = None
     last_loss: Number | None = None
+    first_heldout: Number | None = None
+    """The loss of held-out conversations before the first step; None without any."""
+    last_heldout: Number | None = None
 
 
 class SftState(BaseModel):
@@ -95,14 +101,21 @@ class SftRun(ResumableRun[SftState]):
         self.status.end, self.status.reason = end, reason
         return not reason
 
-    def finish_step(self, step: SftStep) -> None:
-        """Counts a finished step and logs its metrics."""
+    def should_evaluate(self) -> bool:
+        """Whether the loss of held-out conversations is due after the step that is being made."""
+        step, steps = self.progress.step + 1, self.progress.steps
+        return step == steps or step % max(1, steps // HELDOUT_LOSSES) == 0
+
+    def finish_step(self, step: SftStep, heldout: float | None = None) -> None:
+        """Counts a finished step and logs its metrics, with the loss of held-out conversations where it was due."""
         progress = self.progress
         progress.step += 1
         progress.tokens += step.policy_tokens
         progress.first_loss = step.loss if progress.first_loss is None else progress.first_loss
         progress.last_loss = step.loss
-        self.log_metrics(progress.step, progress.tokens, step.metrics() | self.trackers.metrics())
+        measured = {} if heldout is None else {"sft/heldout_loss": heldout}
+        progress.last_heldout = progress.last_heldout if heldout is None else heldout
+        self.log_metrics(progress.step, progress.tokens, step.metrics() | measured | self.trackers.metrics())
         every = max(1, progress.steps // 20)
         if not self.console.is_terminal and progress.step % every == 0:  # a bar is drawn on a terminal only
             self.note(f"step {progress.step}/{progress.steps}: loss {step.loss:.3f}")

@@ -45,8 +45,10 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
     _refuse(run, [*variables, *_links(run.path)])
 
 
-def check_trust(run: RunDir, config: Config, command: Config, *, trusted: bool, section: str = "") -> None:
-    """Refuse a config that reaches for what the command did not name; `section` is all that will be read of it.
+def check_trust(
+    run: RunDir, config: Config, command: Config, *, trusted: bool, section: str | tuple[str, ...] = ""
+) -> None:
+    """Refuse a config that reaches for what the command did not name; `section` is how the keys begin that are read.
 
     What the config of one's own run names, one has named oneself. Of its rows that is not known.
     """
@@ -168,12 +170,14 @@ def _plugin_of(sample: Sample) -> str | None:
     extra = sample.info.get("extra_info")
     if isinstance(extra, Mapping) and (key := next((name for name in extra if name in names), None)):
         return f"an environment of {key}"
-    return next((f"the tool {name}" for name in sample.tools or () if name in names), None)
+    user = sample.interaction and sample.interaction.name
+    chosen = [*(("tool", name) for name in sample.tools or ()), ("agent loop", sample.agent), ("interaction", user)]
+    return next((f"the {kind} {name}" for kind, name in chosen if name in names), None)
 
 
 def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
     for source, name in scoring.scorers.items():
-        if name not in builtin_scorers() or name in ASK_A_JUDGE:
+        if name not in builtin_scorers() or name in ASK_A_JUDGE or name in reaching():
             yield f"scoring.scorers.{source}", name
     ours = all(
         name in builtin_scorers() for name in scoring.scorers.values()
@@ -221,10 +225,13 @@ def reached(config: Config) -> Iterator[tuple[str, Any]]:
     """
     config, words = complete(config), flat(config)
     for key, knob in knobs_of(full_config()).items():
-        if knob.reach is None or knob.reach.by is None:
-            continue
         value = value_of(config, key)
-        if knob.is_list and not knob.reach.whole:
+        if knob.reach is None:  # an extension's, whose writer does not say what its texts lead to
+            is_text = knob.hint is str or knob.is_list or knob.is_dict
+            yield from [(key, words[key])] if is_text and value != knob.default else ()
+        elif knob.reach.by is None:
+            continue
+        elif knob.is_list and not knob.reach.whole:
             yield from ((key, entry) for entry in value if knob.reach.by(entry))
         elif value is not None and knob.reach.by(value):
             yield key, words[key]

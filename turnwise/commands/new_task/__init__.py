@@ -1,0 +1,1 @@
+"""What `turnwise new` writes: a support desk that looks orders up and takes them back, as templates, and its rows."""
