@@ -61,8 +61,8 @@ def test_a_new_task_passes_its_check_and_runs(monkeypatch: pytest.MonkeyPatch, f
 
 
 @pytest.mark.parametrize("tools", ["1", "2", "3"])
-def test_demonstrations_are_right(tools: str) -> None:
-    """They call what there is, do what is right, tell so and come to an end."""
+def test_demonstrations_are_mostly_right(tools: str) -> None:
+    """They call what there is, tell what they did and come to an end; about a quarter of them err."""
     assert command("new", "desk", "--tools", tools, "--user", "impatient", "--reward", "two_part")[0] == 0
     config = configure("task=desk/task.py", "chat.check_share=0")
     prepared = prepare(config, "train", limit=60)
@@ -78,7 +78,8 @@ def test_demonstrations_are_right(tools: str) -> None:
     played = asyncio.run(play())
     assert {trajectory.stop_reason for trajectory in played} == {StopReason.USER_ENDED}
     assert not any(record.status.failed for trajectory in played for record in trajectory.calls)
-    assert {trajectory.reward for trajectory in played} == {1.0}
+    assert all(trajectory.parts["told"] == 1.0 for trajectory in played)
+    assert 0.6 < sum(trajectory.parts["acc"] for trajectory in played) / len(played) < 0.9
 
 
 def test_nothing_is_overwritten_and_a_name_is_a_name(tmp_path: Path) -> None:

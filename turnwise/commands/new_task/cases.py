@@ -11,8 +11,8 @@ SAYINGS = (
     "The {item} of order {order} is not what I wanted.",
     "Please take order {order} back.",
 )
-DEADLINE, LATEST = 4, 8
-"""Weeks after delivery: until when an order comes back, and the oldest there is."""
+IN_TIME, TOO_LATE = "in time", "too late"
+"""Whether an order may still come back, in the words of its file."""
 SPLITS = {"train": 800, "test": 64}
 
 
@@ -20,11 +20,11 @@ def files(tools: int, *, patience: bool) -> dict[str, str]:
     """The texts of orders.json, train.jsonl and test.jsonl."""
     rng = random.Random(0)
     numbers = rng.sample(range(1000, 10_000), sum(SPLITS.values()))
-    orders = {str(number): {"item": rng.choice(ITEMS), "weeks": rng.randint(1, LATEST)} for number in numbers}
+    orders = {str(number): {"item": rng.choice(ITEMS), "return": rng.choice((IN_TIME, TOO_LATE))} for number in numbers}
     cases = []
     for order, facts in orders.items():
         case: dict[str, Any] = {"says": rng.choice(SAYINGS).format(order=order, item=facts["item"])}
-        case["right"] = _right(tools, order, int(str(facts["weeks"])))
+        case["right"] = _right(tools, order, facts["return"])
         patient_for = rng.randint(1, 3)
         cases.append(case | ({"patience": patient_for} if patience else {}))
     listed = ",\n".join(f"  {json.dumps(order)}: {json.dumps(facts)}" for order, facts in orders.items())
@@ -35,11 +35,10 @@ def files(tools: int, *, patience: bool) -> dict[str, str]:
     return texts
 
 
-def _right(tools: int, order: str, weeks: int) -> str | list[str]:
+def _right(tools: int, order: str, state: str) -> str | list[str]:
     """The right answer, or the right acts where there are tools to act with."""
-    early = weeks <= DEADLINE
     if tools == 1:
-        return "yes" if early else "no"
-    if early:
+        return "yes" if state == IN_TIME else "no"
+    if state == IN_TIME:
         return [f"refund {order}"]
     return [f"escalate {order}"] if tools > 2 else []
