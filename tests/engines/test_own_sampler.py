@@ -22,7 +22,9 @@ def code() -> str:
     return str(found)
 
 
-def test_the_example_evaluates_and_trains(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_evaluates_and_trains(
+    code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len([line for line in code.splitlines() if line]) <= 45, "an example is read at a glance"
     (tmp_path / "generate_sampler.py").write_text(code)
     with contextlib.chdir(tmp_path):
@@ -33,6 +35,7 @@ def test_the_example_evaluates_and_trains(code: str, tmp_path: Path, capsys: pyt
         trained = read_trajectories(Path("runs/b/eval/step_000001.parquet"))
         said = Path("runs/b/log.txt").read_text()
         capsys.readouterr()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
         assert main(["train", "run=b", "resume=auto", "training.steps=2"]) == 2
     assert f"engine.name={NAME}" in capsys.readouterr().err.split("asks to import, contact or open this")[1], (
         "a run folder imports nothing"
@@ -77,7 +80,10 @@ REPLY = "Completion.of(ids.tolist(), logprobs.tolist(), finish, version=self.ver
     ("reply", "words"),
     [
         ("ids.tolist()", "generate gives a Completion with a FinishReason, not list"),
-        ("Completion(ids.tolist(), logprobs.tolist(), finish, (VersionRun(0, len(ids)),))", "token_ids is no array"),
+        (
+            "Completion(ids.tolist(), logprobs.tolist(), finish, (VersionRun(0, len(ids)),))",
+            "token_ids is not an array",
+        ),
         ("Completion(ids.float().numpy(), logprobs.numpy(), finish, (VersionRun(0, len(ids)),))", "whole numbers"),
         ("Completion.of(ids.tolist(), [0.0], finish, version=0)", "generate failed: ValueError"),
         ("Completion.of((ids + 5000).tolist(), logprobs.tolist(), finish, version=0)", "the vocabulary has 768"),

@@ -150,7 +150,7 @@ def test_the_folder_is_the_registry():
     assert {"single_turn", "tool_calling"} < set(names_in("turnwise.rollout.loops"))
     module = builtin("turnwise.rollout.loops", "single_turn", "agent loop")
     assert module.__name__ == "turnwise.rollout.loops.single_turn"
-    with pytest.raises(PluginError, match="unknown agent loop 'single_trun': did you mean 'single_turn'.*module:name"):
+    with pytest.raises(PluginError, match="unknown agent loop 'single_trun': did you mean 'single_turn'.*file.py:name"):
         builtin("turnwise.rollout.loops", "single_trun", "agent loop")
     with pytest.raises(PluginError, match="unknown tool 'tool'"):
         builtin("turnwise.rollout.tools", "tool", "tool", leave_out=("tool",))

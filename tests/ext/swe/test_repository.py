@@ -209,7 +209,7 @@ def test_a_workspace_is_a_git_repository_and_says_what_was_changed(shells) -> No
 
 def test_rows_that_make_no_sense_are_refused_by_name() -> None:
     for files in ({"../x": ""}, {"/etc/x": ""}, {"a/.git/hooks/x": ""}, {"a//b": ""}):
-        with pytest.raises(DataError, match="row 3: files.*no path"):
+        with pytest.raises(DataError, match="row 3: files.*is not a path"):
             read_instance({"instance_id": "x", "files": files}, "row 3")
     with pytest.raises(DataError, match="FAIL_TO_PASS"):
         read_tests('{"FAIL_TO_PASS": []}', "row 3")

@@ -160,7 +160,7 @@ def test_nothing_is_overwritten_unless_asked_for(model: Path, turnwise: Turnwise
         assert code == 2 and "write to another place" in said and (model / "model.safetensors").exists()
     (tmp_path / "file").touch()
     code, said = turnwise("weights", "merge", model, tmp_path / "file", "--force")
-    assert code == 2 and "is no folder" in said
+    assert code == 2 and "is not a folder" in said
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 

@@ -36,6 +36,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 )
 _FEW_TOOLS = 40
 """Rows of tools; a model may make names up without end."""
+_FEW_MEASURES = 60
+"""Rows of pass@k and its like; an evaluation of ours has a few."""
 
 Key = tuple[str, str, int, int]
 """Data source, sample, sibling, and which one of several such."""
@@ -53,6 +55,8 @@ def results(run: RunDir) -> dict[str, Any] | None:
         if key == "tools":
             rows += _tool_rows(list(sources.values()))
             continue
+        if key == "wrong_to_right":  # the accuracies end here
+            rows += _repeated_rows(list(sources.values()))
         values = [_value(key, kind, entry) for entry in sources.values()]
         rows.append(_row(label, kind, values, [number(entry, f"{key}_stderr") for entry in sources.values()]))
     rows += _task_rows(list(sources.values()))
@@ -112,6 +116,18 @@ def _tool(report: Any) -> str | None:
     if isinstance(crash, str) and error != f"Error: {crash}":
         details += f"\ncrashed: {clean_text(crash)}"
     return f"{calls:.0f} calls, {failed / calls:.0%} failed ({failures}){details}"
+
+
+def _repeated_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each of pass@k, pass^k and maj@k, where samples have several episodes."""
+    own = [source["repeated"] if isinstance(source.get("repeated"), dict) else {} for source in sources]
+    names = list(dict.fromkeys(str(name) for repeated in own for name in repeated))[:_FEW_MEASURES]
+    rows = []
+    for name in names:
+        shares = [repeated[name] if isinstance(repeated.get(name), dict) else {} for repeated in own]
+        values, errors = ([number(share, field) for share in shares] for field in ("value", "stderr"))
+        rows.append(_row(clean_text(name), SHARE, values, errors))
+    return rows
 
 
 def _task_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
