@@ -105,7 +105,7 @@ const REPEATED = /^val\/((?:pass[@^]|maj@)\d+)(_stderr|_n)?(?:\/(.+))?$/;
 // A panel for each data source (and one over all), with a line for each measure; an error is drawn with its line.
 function repeated(left) {
   const bySource = new Map();
-  for (const name of [...left]) {
+  for (const name of left) {
     const match = REPEATED.exec(name);
     if (!match) continue;
     left.delete(name);
