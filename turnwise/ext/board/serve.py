@@ -93,7 +93,7 @@ def _warm() -> None:
     """While the first page is looked at: zip plotly, and import what the pages of a run need."""
     plotly(True)
     time.sleep(_WARM_SECONDS)  # importing would be in the first page's way
-    for name in ("table", "search", "conversation", "tokens", "groups", "tools", "health", "spread"):
+    for name in ("table", "search", "conversation", "tokens", "groups", "tools", "health", "headline", "reward_spread"):
         importlib.import_module(f"turnwise.ext.board.{name}")
 
 
