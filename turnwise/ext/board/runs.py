@@ -248,6 +248,7 @@ class BoardRun:
             "log": "".join(self._end_of(LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
             "sources": _sources(names),
             "metrics": names,
+            "constant": self.series.constants(),
             "shards": [
                 {"shard": entry.shard, "split": entry.split, "step": entry.step, "size": entry.size} for entry in shards
             ],

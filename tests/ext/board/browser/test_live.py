@@ -84,7 +84,7 @@ def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
 
 
 def test_the_age_of_trained_tokens_is_a_histogram_of_every_step(open_page, growing):
-    page = open_page("#/run/live/curves")
+    page = open_page("#/run/live/curves?open=staleness")
     ages = page.locator(".panel", has=page.get_by_role("heading", name="Trained tokens by age", exact=True))
     ages.scroll_into_view_if_needed()
     expect(ages.locator(".main-svg").first).to_be_visible()
@@ -98,8 +98,9 @@ def test_the_age_of_trained_tokens_is_a_histogram_of_every_step(open_page, growi
     with page.expect_download() as saved:
         page.get_by_label("save the numbers: Trained tokens by age", exact=True).click()
     assert "1 step,2,0.5" in saved.value.path().read_text()
-    for title in ("Age of trained tokens, steps", "Groups a step waited for", "Groups trained on again"):
-        expect(page.get_by_role("heading", name=title, exact=True)).to_be_attached()
+    expect(page.get_by_role("heading", name="Age of trained tokens, steps", exact=True)).to_be_attached()
+    for constant in ("Groups a step waited for 1", "Groups trained on again 2"):
+        expect(page.locator(".constants")).to_contain_text(constant)
 
 
 def test_episodes_trained_on_again_are_a_list_of_their_own_and_name_their_step(open_page, other):
@@ -164,8 +165,22 @@ def test_the_axis_and_smoothing_are_in_the_link(open_page):
     expect(page).to_have_url(re.compile("x=tokens"))
 
 
-def test_filters_by_expression_preset_and_search(open_page, growing):
+def test_the_list_opens_on_the_worst_of_the_last_training_step_and_says_so(open_page, growing):
     page = open_page("#/run/live/trajectories")
+    expect(page.locator(".list-opened")).to_contain_text(f"The lowest rewards of step {growing.step}")
+    expect(page.get_by_role("button", name=re.compile("^Train"))).to_have_attribute("aria-pressed", "true")
+    assert set(page.locator("tbody .cell-step").all_inner_texts()) == {str(growing.step)}
+    expect(page.locator("tbody .cell-reward").first).to_have_text("0")
+    page.reload()
+    page.get_by_role("button", name="Show all trajectories").click()
+    expect(page).to_have_url(re.compile(r"trajectories\?split=all$"))
+    page.reload()  # the address says all, so it is not opened on the worst again
+    expect(page.get_by_role("button", name=re.compile("^All [0-9]"))).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".list-opened")).to_be_hidden()
+
+
+def test_filters_by_expression_preset_and_search(open_page, growing):
+    page = open_page("#/run/live/trajectories?split=all")
     status = page.locator(".list-status")
     page.get_by_label("Filter").fill("step == 3 and reward == 1")
     page.get_by_label("Filter").press("Enter")
@@ -174,7 +189,7 @@ def test_filters_by_expression_preset_and_search(open_page, growing):
     steps = page.locator("tbody .cell-step").all_inner_texts()
     assert steps and set(steps) == {"3"} and len(steps) <= 16
     page.get_by_role("button", name="Clear").click()
-    page.get_by_role("button", name="infrastructure failure").click()
+    page.get_by_role("group", name="presets: Machinery").get_by_role("button", name="infrastructure failure").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.get_by_label("Filter")).to_have_value("failure != null")
     for name, order in (("worst", "asc"), ("best", None)):  # one filter, told apart by the order

@@ -119,7 +119,7 @@ function failed(node, error, again) {
   fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
     h("p", { class: "links" },
       frozen ? null : h("button", { type: "button", onClick: again }, "Try again"),
-      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`) }, "All trajectories of this run") : null,
+      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`, { split: "all" }) }, "All trajectories of this run") : null,
       h("a", { class: "button", href: link("/") }, "All runs")));
 }
 

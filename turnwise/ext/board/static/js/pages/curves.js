@@ -3,7 +3,7 @@
 import { frozen, get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
-import { panelSections } from "board/panels.js";
+import { atEvaluations, panelSections, withoutConstant } from "board/panels.js";
 import { headline } from "board/parts/headline.js";
 import { probeResults } from "board/parts/probes.js";
 import { resultTable } from "board/parts/results.js";
@@ -46,7 +46,8 @@ export async function render(node, { run, params, live, info }) {
     choice.hidden = !sections.some((section) => section.panels.some((panel) => panel.lines.some((line) => line.spread)));
     loaded.pending = Boolean(body.pending); // the spread is then of the newest steps only, and the metric tells more
     about.metrics = body.metrics;
-    board.show(sections);
+    const { sections: moving, constant } = withoutConstant(sections, body.constant);
+    board.show(moving, constant);
   };
   show(about);
   spreading.then((body) => {
@@ -98,11 +99,12 @@ function panelLines(panel, loaded, band) {
     if (spread && (!series || (band !== "none" && !loaded.pending))) return [withSpread(line, spread, loaded, band)];
     if (!series) return [];
     const error = line.error ? loaded.series[line.error] : null;
-    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, series, ...around(series.value, error.value), whiskers: true }];
+    const points = atEvaluations(line.metric);
+    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, points, series, ...around(series.value, error.value), whiskers: true }];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;
     const fits = low && high && low.length === series.value.length && high.length === series.value.length;
-    return [{ name: line.label, dash: line.dash, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+    return [{ name: line.label, dash: line.dash, points, series, low: fits ? low : undefined, high: fits ? high : undefined }];
   });
 }
 
