@@ -110,19 +110,19 @@ OURS = {
         engines={
             "auto": Engine(
                 "`cuda` where PyTorch sees a GPU, else `torch`; the plan says which.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="auto",
                 reads=(*_IN_PROCESS, "engine.memory_fraction", "engine.threads"),
             ),
             "torch": Engine(
                 "Turnwise's own sampler, in this process on the CPU; it gives the log-probs that training needs.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="cpu",
                 reads=(*_IN_PROCESS, "engine.threads"),
             ),
             "cuda": Engine(
                 "Turnwise's own sampler, in this process on one NVIDIA GPU, which it can share with the learner.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="cuda",
                 reads=(*_IN_PROCESS, "engine.memory_fraction"),
             ),
@@ -144,7 +144,11 @@ OURS = {
         }
     ),
     "board": Extension(
-        verbs={"board": "turnwise.ext.board.command", "report": "turnwise.ext.board.report_command"},
+        verbs={
+            "board": "turnwise.ext.board.command",
+            "report": "turnwise.ext.board.report_command",
+            "note": "turnwise.ext.board.note_command",
+        },
         beside={"board": "turnwise.ext.board.board_process:beside_run"},
         section="turnwise.ext.board.config:BoardConfig",
     ),

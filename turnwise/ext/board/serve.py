@@ -21,7 +21,7 @@ from turnwise.ext.board.static_files import plotly, plotly_path
 from turnwise.system.addresses import bind, check_binding
 from turnwise.system.children import when_parent_ends
 
-WARMED = ("table", "search", "conversation", "tokens", "groups", "tools", "health", "reward_spread")
+WARMED = ("table", "search", "conversation", "tokens", "groups", "tools", "health", "headline", "reward_spread")
 """The modules that answer the pages of a run."""
 _WARM_SECONDS = 1.0
 

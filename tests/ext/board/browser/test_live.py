@@ -41,6 +41,30 @@ def test_an_evaluation_is_a_table_and_two_are_compared_answer_by_answer(open_pag
     expect(page.locator(".timeline")).to_be_visible()
 
 
+def test_a_run_opens_with_its_headline_and_the_count_of_what_to_watch(open_page):
+    page = open_page("#/run/live/curves")
+    headline = page.get_by_label("Headline", exact=True)
+    expect(headline.locator(".figure").first).to_contain_text(re.compile(r"Accuracy.*55\.0% → 60\.0%.*steps 5 to 10"))
+    expect(headline.locator(".headline-warnings")).to_contain_text("no learning signal <script>")
+    expect(headline).to_contain_text("12.0k tokens written")
+    count = page.locator("[data-tab=health] .tally")
+    expect(count).to_contain_text("to watch")
+    said = re.search(r"\((.*)\)", count.inner_text())[1]
+    headline.get_by_role("link", name=said).click()
+    expect(page.locator(".page-health")).to_contain_text("no learning signal <script>")
+    page.go_back()
+    page.locator(".figure", has_text="Worst episode of step 12").get_by_role("link").click()
+    expect(page.locator(".timeline")).to_be_visible()
+    page.get_by_role("link", name="Runs", exact=True).click()
+    listed = page.locator("tr", has=page.get_by_role("link", name="live", exact=True))
+    expect(listed.locator(".tally")).to_contain_text(said)
+    expect(listed.locator(".note")).to_contain_text("<script>window.hacked = 1")
+    expect(listed.locator(".tag")).to_have_text(["baseline", "<img src=x onerror=hacked=5>"])
+    listed.get_by_role("button", name="baseline").click()
+    expect(page.locator("table.runs tbody tr")).to_have_count(1)
+    expect(page).to_have_url(re.compile("find=%23baseline"))
+
+
 def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     page = open_page("#/run/live/curves")
     expect(page.locator(".plot .main-svg").first).to_be_visible()
