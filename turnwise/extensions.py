@@ -145,7 +145,11 @@ OURS = {
         }
     ),
     "board": Extension(
-        verbs={"board": "turnwise.ext.board.command", "report": "turnwise.ext.board.report_command"},
+        verbs={
+            "board": "turnwise.ext.board.command",
+            "report": "turnwise.ext.board.report_command",
+            "note": "turnwise.ext.board.note_command",
+        },
         beside={"board": "turnwise.ext.board.board_process:beside_run"},
         section="turnwise.ext.board.config:BoardConfig",
     ),
