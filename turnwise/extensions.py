@@ -82,7 +82,8 @@ class Extension:
     beside: Mapping[str, str] = field(default_factory=dict)
     """What a run starts beside itself: (config, folder of runs, command) -> a context manager with a `note`."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """By kind (tool, loop, user, scorer, batch_scorer, dataset): what makes ours of a foreign object, or gives None."""
+    """By kind (tool, tool_module, loop, loop_module, user, scorer, batch_scorer, dataset, conversation):
+    (value, entry) -> ours, or None of an object it does not know."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Public names of `turnwise` that are the extension's."""
     imports: str | None = None

@@ -42,7 +42,7 @@ class MakeBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all episodes of a run share: the part of `assemble.Prepared` that they need, and who writes them.
+    """What all episodes of a run share: the part of `prepare.Prepared` that they need, and who writes them.
 
     One run has several: sampled and greedy episodes, training and evaluation.
     """
