@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise import extensions
-from turnwise.errors import ConfigError, StorageError, nearest
+from turnwise.errors import ConfigError, StorageError
+from turnwise.errors.nearest_name import nearest
 from turnwise.ext.board.liveness import Liveness, liveness_of
 from turnwise.ext.board.notes import NOTES, Notes, read_notes
 from turnwise.ext.board.run_summary import MetricsReader, RunSummary, summarise_run

@@ -264,7 +264,7 @@ def test_from_the_list_to_a_group_a_conversation_and_a_token(open_page):
     )
     assert shown["ids_are_real"] is True
     expect(card.locator("dd").first).to_have_text(str(shown["segments"][0]["ids"][1]))
-    page.get_by_label("Colour by").select_option("logprob")
+    page.get_by_role("button", name="3 sampler log-probability").click()
     expect(page).to_have_url(re.compile("colour=logprob"))
     expect(page.locator(".token-legend")).to_contain_text(re.compile("[0-9]"))
 
