@@ -25,8 +25,8 @@ SECONDS = 5.0
 """Between two looks at least; a step that takes less is recorded before anybody has read of it."""
 _REST = 20.0
 """Times what the last look took until the next one."""
-MOST, MOST_MESSAGES, LONGEST = 60, 24, 1500
-"""Episodes that are written out, of each the newest messages, of each so many characters: two megabytes at most."""
+MOST, MOST_MESSAGES, LONGEST = 40, 16, 1200
+"""Episodes that are written out, of each the newest messages, of each so many characters: a megabyte at most."""
 
 _current: ContextVar["EpisodesUnderWay | None"] = ContextVar("episodes_under_way", default=None)
 
@@ -131,7 +131,10 @@ class UnderwayWriter:
 
     def _write(self, before: str) -> str:
         """Replace the file if there is anything new; what it holds. Not flushed to the disk: nobody needs it later."""
-        content = json.dumps(shown(self.episodes.now()))
+        seen = shown(self.episodes.now())
+        # each by itself: one call for all would keep the event loop waiting until it is done
+        episodes = ", ".join(json.dumps(episode) for episode in seen.pop("episodes"))
+        content = f'{json.dumps(seen)[:-1]}, "episodes": [{episodes}]}}'
         if content == before:
             return before
         path = self._run.path / UNDERWAY
