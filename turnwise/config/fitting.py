@@ -29,7 +29,8 @@ def fitted(section: S, tree: Mapping[str, Any], where: str = "", prefix: str = "
 
     ConfigError for a value that its field cannot take; `where` says in front of it who gave it.
     """
-    hints = _hints(type(section))
+    kind: Any = type(section)
+    hints = _hints(kind)
     changed: dict[str, Any] = {}
     for name, value in tree.items():
         key = prefix + name
@@ -47,7 +48,7 @@ def fitted(section: S, tree: Mapping[str, Any], where: str = "", prefix: str = "
         try:
             changed[name] = _fit(value, hint)
         except _Unfit as misfit:
-            choices = [] if misfit.place else knobs_of(type(section))[name].choices
+            choices = [] if misfit.place else knobs_of(kind)[name].choices
             wanted = f"one of {', '.join(map(repr, choices))}" if choices else kind_of(without_null(misfit.hint))
             raise ConfigError(f"{where}{key}{misfit.place} must be {wanted}, not {_shown(misfit.value)}") from None
     return dataclasses.replace(section, **changed)  # type: ignore[type-var]
