@@ -25,9 +25,9 @@ from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import trajectory_file
 from turnwise.system.stopping import run_stoppable
-from turnwise.training.engines import Engines, open_engines
 from turnwise.training.event_loop_lag import LoopLag
 from turnwise.training.reward_shaping import count
+from turnwise.training.run_engines import Engines, open_engines
 from turnwise.training.runs.prepare_training import prepare_training
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.train_run import TrainRun, open_train_run
@@ -132,7 +132,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, alerts: A
     metrics |= run.finish_step(collected, trajectories, again)
     metrics |= run.timings(trajectories, time.perf_counter() - start) | engines.device_metrics()
     for text in alerts.after_step(metrics, trajectories):
-        run.note(text)
+        run.warn(text, run.progress.step)
     await run.recorder.do(run.log, metrics | lag.take())
 
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turnwise.data.dataset import RowsFunction
+from turnwise.data.custom_dataset import RowsFunction
 from turnwise.errors import DataError
 from turnwise.ext.verl.omega import omega_conf
 
