@@ -48,7 +48,8 @@ Values = Mapping[str, Any]
 
 
 class Sections(TypedDict, total=False):
-    """What `configure` takes by name: the keys without a section, and the sections, as objects or as dicts."""
+    """What type checkers know that `configure` takes by name: the core's sections, as objects or as dicts, and the keys
+    without a section. An extension's section stands in a dict: `configure({"sandbox": {...}})`."""
 
     task: str | None
     profile: str | None
@@ -70,16 +71,6 @@ class Sections(TypedDict, total=False):
     algorithm: AlgorithmConfig | Values
     learner: LearnerConfig | Values
     tracking: TrackingConfig | Values
-    board: Any
-    conversations: Any
-    fsdp: Any
-    ray: Any
-    sandbox: Any
-    servers: Any
-    sdk_agents: Any
-    swe: Any
-    trackers: Any
-    verl: Any
 
 
 def configure(
