@@ -92,6 +92,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ("sampling.temperature=-1", "at least 0"),
         ("sampling.top_p=0", "top_p"),
         ("sampling.top_p=1.5", "top_p"),
+        ("eval.sampling.temprature=0", "eval.sampling: unknown key 'temprature': did you mean 'temperature'?"),
+        ("eval.sampling={temperature: 1e-9}", "eval.sampling.temperature must be 0 (greedy) or at least"),
+        ("eval.sampling={max_tokens: 0}", "eval.sampling.max_tokens must be"),
+        ("eval.sampling.stop=x", "eval.sampling.stop must be a list of texts"),
         ("rollout.max_failures=2", "max_failures"),
         ("rollout.max_seconds=0", "more than 0"),
         ("rollout.concurrency=0", "at least 1"),
@@ -146,6 +150,8 @@ def test_keys_that_this_run_never_reads_are_found() -> None:
     assert problem.startswith("engine.base_url (command line) is never read: engine.name is auto")
     assert unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1"])) == []
     assert "rollout.interaction" in unread(compose(["task=null", "rollout.interaction_kwargs.max_turns=2"]))[0]
+    (problem,) = unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1", "eval.sampling.top_k=4"]))
+    assert problem.startswith("eval.sampling.top_k (command line) is never read: engine.name is openai")
     assert unread(compose(["engine.retries=1", "cluster=ray"])) == [], "a turn whose node went away is asked for again"
     assert unread(compose(["engine.retries=1"]))[0].endswith("module:name, or cluster is ray")
     assert unread(compose(["sandbox.memory_mb=1024", "sandbox.level=L3"])) == [], "the sandbox is here"

@@ -4,7 +4,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from turnwise.config import Config
+from turnwise.config import Config, SamplingConfig
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, section
 from turnwise.errors import ConfigError, texts_with_userinfo, unknown
@@ -42,13 +43,15 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
         key = key.removeprefix(".")
         variable = next(name for start, name in KEY_OF.items() if key.startswith(start))
         raise ConfigError(f"{key}: no name or password in an address (a run stores and shows it); {variable}")
-    if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
-        raise ConfigError(
-            f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
-            f"not {config.sampling.temperature}"
-        )
-    if "" in config.sampling.stop:
-        raise ConfigError("sampling.stop: an empty text would end every turn at once")
+    _check_sampling(config.sampling, "sampling")
+    names = [field.name for field in dataclasses.fields(config.sampling)]
+    for name in config.eval.sampling:
+        if name not in names:
+            raise ConfigError(f"eval.sampling: {unknown('key', name, names)}")
+    evaluated = evaluation_sampling(config)
+    for key, problem in problems(evaluated, "eval.sampling."):
+        raise ConfigError(f"{key} {problem}")
+    _check_sampling(evaluated, "eval.sampling")
     for name, options in config.scoring.options.items():
         if not isinstance(options, dict):
             raise ConfigError(f"scoring.options.{name} must be options by name, such as {{wrong: 0}}, not {options!r}")
@@ -61,6 +64,15 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
     for kind in extension_sections().values():
         if hasattr(kind, "check"):
             section(config, kind).check()
+
+
+def _check_sampling(sampling: SamplingConfig, section: str) -> None:
+    if 0 < sampling.temperature < SMALLEST_TEMPERATURE:
+        raise ConfigError(
+            f"{section}.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, not {sampling.temperature}"
+        )
+    if "" in sampling.stop:
+        raise ConfigError(f"{section}.stop: an empty text would end every turn at once")
 
 
 def _check_trackers(trackers: list[str]) -> None:

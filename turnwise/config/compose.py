@@ -111,6 +111,9 @@ def unread(composed: Composed) -> list[str]:
             continue
         if (why := knob.why_unread(values)) is not None:
             warnings.append(f"{key} ({composed.origins[key]}) is never read: {why}")
+    for name in composed.config.eval.sampling:
+        if (why := knobs_of(full_config())[f"sampling.{name}"].why_unread(values)) is not None:
+            warnings.append(f"eval.sampling.{name} ({composed.origins['eval.sampling']}) is never read: {why}")
     return warnings
 
 

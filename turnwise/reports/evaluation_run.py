@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from turnwise.chat.render_alignment import render_problem
 from turnwise.config import SamplingConfig
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.reports.data_sources import SourceReport
@@ -42,7 +43,7 @@ async def measure(
     """Accuracy and what tasks measure in the middle of a training run, as sampled and, when asked for, greedily;
     recorded under eval/."""
     numbers: dict[str, float] = {}
-    sampling = prepared.config.sampling
+    sampling = evaluation_sampling(prepared.config)
     ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
     for name, drawn in ways.items():
         trajectories: list[Trajectory] = []

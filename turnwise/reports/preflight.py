@@ -9,6 +9,7 @@ from turnwise.config.check import DEFAULT
 from turnwise.config.choices import Precision
 from turnwise.config.compose import Composed, unread
 from turnwise.config.environment import uses
+from turnwise.config.evaluation_sampling import evaluation_sampling, longest_turn
 from turnwise.data.files import Split, data_files
 from turnwise.data.lint import LintSeverity, lint
 from turnwise.data.task import load_task
@@ -168,7 +169,7 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     turns = config.rollout.max_assistant_turns
     text = f"{episodes} episodes, prompts {mean:.0f} tokens on average and {max(prompts)} at most"
     if turns is not None:
-        most = min(turns * config.sampling.max_tokens, config.rollout.max_tokens or 1 << 60)
+        most = min(turns * evaluation_sampling(config).max_tokens, config.rollout.max_tokens or 1 << 60)
         text += f", at most {episodes * most:,} policy tokens"
     report.add("forecast", Outcome.OK, text)
     if extensions.engine(config.engine.name).here:
@@ -187,7 +188,7 @@ def _memory(config: Config, prompt: int) -> str:
         return f"{weights}; config.json does not tell what its cache holds"
     here = choose_devices(config)
     per_token = facts.cached_numbers * (4 if here.precision is Precision.float32 else 2)
-    length = prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+    length = prompt + (config.rollout.max_tokens or 4 * longest_turn(config))
     length = length if facts.context_length is None else min(length, facts.context_length)
     cache = per_token * length * here.max_batch
     return (

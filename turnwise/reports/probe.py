@@ -15,6 +15,7 @@ from rich.text import Text
 
 from turnwise.config import Config
 from turnwise.config.check import check_config
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.samplers.scripted import Script
 from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import Printable
@@ -154,7 +155,8 @@ async def _play(
     run: Run, prepared: Prepared, probes: Sequence[Probe], script: Script | None
 ) -> dict[str, list[Trajectory]]:
     played: dict[str, list[Trajectory]] = {"none": []}
-    async with open_context(prepared, script, say=run.note) as context:
+    drawn = evaluation_sampling(prepared.config)
+    async with open_context(prepared, script, sampling=drawn, say=run.note) as context:
         await play_all(prepared, context, played["none"], lambda trajectory: None)
         await run.recorder.record(BASELINE, played["none"])
         donors = Donors.of(played["none"])
