@@ -8,6 +8,7 @@ from turnwise.config import Config, SamplingConfig
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, section
+from turnwise.config.training import is_share
 from turnwise.errors import ConfigError, texts_with_userinfo, unknown
 from turnwise.extensions import named
 
@@ -58,6 +59,11 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
     most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens
     if most is not None and zone > most:
         raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
+    training = config.training
+    if training.target is not None and is_share(training.metric) and not 0 <= training.target <= 1:
+        raise ConfigError(
+            f"training.target must be at least 0 and at most 1, as {training.metric} is, not {training.target}"
+        )
     _check_trackers(config.tracking.to)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.learner.device):
         raise ConfigError(f"learner.device must be auto, cpu, cuda or cuda:N, not {config.learner.device!r}")

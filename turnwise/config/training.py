@@ -16,7 +16,6 @@ from turnwise.config.choices import (
     OptimizerName,
     PolicyLoss,
     Precision,
-    Ship,
     TrackerName,
 )
 from turnwise.config.knobs import (
@@ -34,8 +33,17 @@ from turnwise.config.knobs import (
 )
 
 OUR_SCRIPT = re.compile(r"turnwise\.(data\.tasks|ext)(\.\w+)+:script", re.ASCII)
+BEST, LAST = "best", "last"
+"""What `training.ship` may say beside the name of a number of evaluations."""
+GREEDY = "greedy_"
+"""How the files of greedy evaluations, and the names of their numbers, begin."""
 TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
+
+
+def is_share(name: str) -> bool:
+    """Whether a number of evaluations is a part of a whole; rewards and what tasks measure have any size."""
+    return name.partition("/")[0].removeprefix(GREEDY) not in ("reward", "task")
 
 
 @dataclass
@@ -109,12 +117,15 @@ class TrainingConfig:
     disk, and a run whose last one has no room is refused. Lower it when a lost hour would hurt."""
     keep: int = knob(2, at_least(1))
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
-    ship: Ship = Ship.best
-    """Which weights are left in RUN/policy for use; a run that is resumed goes on from its last ones either way. Set
-    `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy of the
-    policy has no room on the disk."""
-    target: float | None = knob(None, share())
-    """Evaluation accuracy at which the run ends early. Set it to stop when it is good enough."""
+    ship: str = knob(BEST, harmless())
+    """Which weights are left in RUN/policy for use: `best`, those of the evaluation with the highest accuracy where the
+    last one is clearly worse; those with the highest of another number of evaluations, which is named then
+    (greedy_accuracy, reward, pass@4, task/SOURCE/NAME); or `last`. A run that is resumed goes on from its last ones
+    either way. Set `last` to compare runs, since the best of several evaluations is a little too high, or where a
+    second copy of the policy has no room on the disk."""
+    target: float | None = knob(None, any_number())
+    """Accuracy of an evaluation, or the number that training.ship names, at which the run ends early. Set it to stop
+    when it is good enough."""
     max_minutes: float | None = knob(None, more_than(0))
     """Wall time after which the run ends cleanly. Set it for machines that are taken back at a known time."""
     max_tokens: int | None = knob(None, at_least(1))
@@ -130,6 +141,11 @@ class TrainingConfig:
     warn_logprob_gap: float = knob(0.05, at_least(0), was("training.drift"))
     """Mean sampler-learner log-prob gap above which a step warns; measured on each step's first minibatch. Raise it
     when stale episodes (max_lag) make the gap expected."""
+
+    @property
+    def metric(self) -> str:
+        """The number of evaluations by which weights are better than others."""
+        return "accuracy" if self.ship in (BEST, LAST) else self.ship
 
 
 @dataclass

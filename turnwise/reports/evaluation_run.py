@@ -16,6 +16,7 @@ from turnwise.reports.evaluation import (
     grade_all,
     measured,
     repeated_numbers,
+    rewards,
     summarise,
 )
 from turnwise.reports.repeated_answers import most_repeated, repeated_answers
@@ -40,8 +41,8 @@ async def measure(
     *,
     greedy: bool,
 ) -> dict[str, float]:
-    """Accuracy and what tasks measure in the middle of a training run, as sampled and, when asked for, greedily;
-    recorded under eval/."""
+    """Accuracy, reward and what tasks measure within a training run, as sampled and, when asked for, greedily; recorded
+    under eval/."""
     numbers: dict[str, float] = {}
     sampling = evaluation_sampling(prepared.config)
     ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
@@ -56,10 +57,12 @@ async def measure(
             raise TurnwiseError(problem)
         for source, report in by_source(results, declared_by(prepared.config.task)).items():
             numbers |= {f"{name}{TASK}/{source}/{metric}": value for metric, value in report.task.items()}
-            final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
+            own = [entry for entry in results if entry.trajectory.sample.data_source == source]
+            final, first = accuracies(own)
+            numbers |= rewards(f"{name}reward", (entry.trajectory for entry in own), source)
             numbers |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
             numbers |= {} if name else repeated_numbers(report.repeated, source)
-        numbers |= measured(f"{name}accuracy", accuracies(results)[0])
+        numbers |= measured(f"{name}accuracy", accuracies(results)[0]) | rewards(f"{name}reward", trajectories)
         # Greedily, a sample's episodes repeat each other.
         numbers |= {} if name else repeated_numbers(most_repeated(repeated_answers(trajectories)))
     await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", numbers)

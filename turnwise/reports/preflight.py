@@ -21,6 +21,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.reports.checks.findings import Outcome as Outcome
 from turnwise.reports.checks.findings import Report as Report
 from turnwise.reports.checks.run_checks import run_checks
+from turnwise.reports.evaluation_names import check_shipping
 from turnwise.reports.plan import plan_text, trusted_code
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, measured_images, prepare
@@ -104,6 +105,7 @@ def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Pre
     meant = any(key.startswith(sections) and origin != DEFAULT for key, origin in composed.origins.items())
     try:
         check_training(config)
+        check_shipping(heldout)
         limit = _limit(config.data.train_files, config.training.samples, config.training.groups)
         training = prepare(config, "train", limit=limit, tools=heldout.toolbox.shared())
         check_enough_samples(training)

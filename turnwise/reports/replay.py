@@ -15,6 +15,7 @@ from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.config.evaluation_sampling import as_evaluated
+from turnwise.config.training import GREEDY
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
 from turnwise.engines.weight_updates import Update
@@ -36,8 +37,6 @@ from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, 
 
 EVALUATED = "eval"
 """The folder of a run's evaluations."""
-GREEDY = "greedy_"
-"""How the files of greedy evaluations begin."""
 EDITED = "edited"
 """The artifact that says what was edited in an episode."""
 _EDIT = re.compile(r"turn=(\d{1,6})(?:,(?:call=(\d{1,4})|(assistant)))?")
