@@ -1,5 +1,6 @@
 """Configuration: layers, origins, and one clear error with the nearest valid name for every mistake."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import Config
+from turnwise.config.brought_names import BROUGHT
 from turnwise.config.choices import Overlong
 from turnwise.config.compose import to_yaml, unread
-from turnwise.config.sections import complete
+from turnwise.config.knobs import knobs_of
+from turnwise.config.sections import complete, full_config
 from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 
@@ -105,6 +108,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ),
         ("actor_rollout_ref.rollout.n=4", "its equivalent here: training.group_size"),
         ("data.val_files=x.parquet", "its equivalent here: data.eval_files"),
+        ("learning_rate=1e-5", "its equivalent here: learner.lr (in `turnwise sft` sft.lr)"),
+        ("lr=0.1", "its equivalent here: learner.lr (in `turnwise sft` sft.lr)"),
+        ("training.batch_size=8", "its equivalent here: training.groups"),
+        ("sampling.max_new_tokens=8", "its equivalent here: sampling.max_tokens, of one turn"),
     ],
 )
 def test_mistakes_on_the_command_line(override: str, expected: str) -> None:
@@ -131,6 +138,14 @@ def test_mistakes_in_the_file_name_the_file(tmp_path: Path, text: str, expected:
     with pytest.raises(ConfigError) as caught:
         compose([], file)
     assert expected in str(caught.value)
+
+
+def test_what_stands_for_names_from_elsewhere_exists() -> None:
+    keys = knobs_of(full_config())
+    for name, ours in BROUGHT.items():
+        assert name not in keys
+        named = re.findall(r"\b[a-z]+\.[a-z_]+\b", ours.replace("FILE.py", ""))
+        assert all(key in keys for key in named) and (named or "runs_dir" in ours or "nothing" in ours), name
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

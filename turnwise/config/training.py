@@ -62,13 +62,14 @@ class SftConfig:
     """Updates over which the learning rate rises; from there it falls to a tenth. Raise it when the loss jumps at the
     start."""
     script: str | None = knob(None, path(), reaches("code", lambda name: not OUR_SCRIPT.fullmatch(name)))
-    """Who writes the traces to learn from: module:function giving a Script. Set it when there are no recorded ones."""
+    """A function that writes the episodes to learn from, as FILE.py:script (docs/ext/conversations.md). Set it when
+    there are no recorded ones."""
     traces: int = knob(2000, at_least(1))
     """Scripted episodes, one per training sample. Raise it when the loss is low and the policy still errs."""
     recorded: list[str] = knob([], path(), harmless())
     """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
     imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
-    runs/NAME/trajectories/*.parquet. Of evaluations it would learn its own test."""
+    runs/NAME/trajectories/*.parquet. Do not name evaluations on samples that you will test on."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
 
@@ -118,11 +119,11 @@ class TrainingConfig:
     keep: int = knob(2, at_least(1))
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
     ship: str = knob(BEST, harmless())
-    """Which weights are left in RUN/policy for use: `best`, those of the evaluation with the highest accuracy where the
-    last one is clearly worse; those with the highest of another number of evaluations, which is named then
-    (greedy_accuracy, reward, pass@4, task/SOURCE/NAME); or `last`. A run that is resumed goes on from its last ones
-    either way. Set `last` to compare runs, since the best of several evaluations is a little too high, or where a
-    second copy of the policy has no room on the disk."""
+    """Which weights are left in RUN/policy for use: `best` (by accuracy), `last`, or those best by the number of
+    evaluations that is named. Such are greedy_accuracy, reward, pass@4 and task/SOURCE/NAME (docs/training.md); where
+    no evaluation was clearly better, the last weights are left. A run that is resumed goes on from its last ones either
+    way. Set `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy
+    of the policy has no room on the disk."""
     target: float | None = knob(None, any_number())
     """Accuracy of an evaluation, or the number that training.ship names, at which the run ends early. Set it to stop
     when it is good enough."""

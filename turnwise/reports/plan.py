@@ -157,10 +157,11 @@ def _staleness(config: Config) -> list[str]:
             f"{training.replay_uses} time(s) within {training.replay_age} step(s)"
         )
     weighed = chosen.correction is not Correction.none
-    how = f"{chosen.correction.value}, {config.algorithm.correction_mode.value}" if weighed else "none"
+    weights = f"importance weights: {chosen.correction.value}, {config.algorithm.correction_mode.value}"
     return [
         f"staleness    max_lag {training.max_lag}{again}",
-        f"             correction {how}; ratio to the {chosen.old_logprobs.value}'s log-probs ({chosen.why})",
+        f"             {weights if weighed else 'no importance weights'}; the loss compares with the "
+        f"{chosen.old_logprobs.value}'s log-probs ({chosen.why})",
     ]
 
 
