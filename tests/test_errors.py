@@ -12,7 +12,8 @@ from turnwise.config.check import check_config
 from turnwise.config.environment import judge_addresses
 from turnwise.config.knobs import knobs_of
 from turnwise.config.sections import full_config
-from turnwise.errors import ConfigError, TurnwiseError, has_userinfo, without_userinfo
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors.address_passwords import has_userinfo, without_userinfo
 from turnwise.ext.mcp.config import read_entry
 from turnwise.ext.research.tools.retrieve import RetrieveTool
 from turnwise.ext.trackers.mlflow import MlflowTracker

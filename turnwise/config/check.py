@@ -9,7 +9,9 @@ from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, section
 from turnwise.config.training import is_share
-from turnwise.errors import ConfigError, texts_with_userinfo, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import texts_with_userinfo
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 
 DEFAULT, COMMAND_LINE = "default", "command line"

@@ -18,7 +18,9 @@ from turnwise import extensions
 from turnwise.config import Config
 from turnwise.config.choices import TrackerName
 from turnwise.config.sections import value_of, with_value
-from turnwise.errors import ConfigError, has_userinfo, unknown, without_userinfo
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import has_userinfo, without_userinfo
+from turnwise.errors.nearest_name import unknown
 
 MODEL, SAMPLED_MODEL = "BASE_MODEL_PATH", "VLLM_MODEL_PATH"
 DATA, CACHE = "DATA_REPO", "DATA_CACHE"

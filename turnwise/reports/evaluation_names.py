@@ -3,8 +3,9 @@
 import re
 
 from turnwise.config.training import GREEDY
-from turnwise.errors import ConfigError, unknown
-from turnwise.reports.repeated_answers import REPEATED, tries
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
+from turnwise.reports.pass_at_k import REPEATED, tries
 from turnwise.reports.task_metrics import COUNT, TASK, declared_by, names_of
 from turnwise.rollout.prepare import Prepared
 

@@ -13,7 +13,9 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.environment import judge_addresses
-from turnwise.errors import ConfigError, has_userinfo, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import has_userinfo
+from turnwise.errors.nearest_name import unknown
 
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240

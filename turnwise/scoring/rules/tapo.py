@@ -4,7 +4,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 from turnwise.scoring.client_options import client_options
 from turnwise.scoring.rules.tool_misuse import EXECUTED, Penalties, misuse_by_turn
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.config.choices import SandboxLevel
-from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.http_schemas import RunCodeRequest, RunStatus
 from turnwise.ext.sandbox.limits import Limits
