@@ -315,7 +315,7 @@ class EpisodeFacts:
     engine_lost: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Trajectory:
     """One finished episode. `reward`, `parts` and `remarks` are written by scoring, `advantage` by training,
     `first_right` (was the answer right before the user's first word) by evaluation; None before.

@@ -24,6 +24,7 @@ from turnwise.rollout.toolbox.toolbox import EpisodeTools, Toolbox
 from turnwise.rollout.tools.tool import as_json
 from turnwise.rollout.users.episode_user import EpisodeUser
 from turnwise.rollout.users.loading import Users
+from turnwise.storage.underway import playing
 from turnwise.system import time_budget
 from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Role, Sample, StopReason, Trajectory
 
@@ -71,6 +72,15 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     start = time.perf_counter()
     route = context.plan.route(sample)
     parts = _open_parts(sample, sibling, step, route, context)
+    noise = NoiseKey(context.config.seed, step, sample.id, sibling)
+    with playing(sample, sibling, step, parts.chat.messages) as ended:
+        ended.append(await _played(parts, route, noise, context, start))
+        return ended[0]
+
+
+async def _played(
+    parts: EpisodeParts, route: Route, noise: NoiseKey, context: RolloutContext, start: float
+) -> Trajectory:
     reason, failures = StopReason.FAILED, []
     try:
         reason = await _play(parts, route, context.config.rollout.max_seconds)
@@ -86,7 +96,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         if value is None and parts.shared.artifacts[name] is not None
     ]
     seconds = time.perf_counter() - start
-    check = await _checked(parts, NoiseKey(context.config.seed, step, sample.id, sibling), context.config)
+    check = await _checked(parts, noise, context.config)
     branches, segments = _joined(parts.shared.conversations)
     facts = parts.shared.facts
     facts.user_score, facts.tool_rewards = closed.score, parts.tools.rewards
@@ -94,9 +104,9 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     facts.engine_lost = [lost for chat in parts.shared.conversations for lost in chat.backend.lost]
     parts.shared.conversations.clear()  # they hold it too: only Python's search for cycles would free what they wrote
     return Trajectory(
-        sample=sample,
-        sibling=sibling,
-        step=step,
+        sample=parts.shared.sample,
+        sibling=noise.sibling,
+        step=noise.step,
         messages=parts.chat.messages,
         turns=parts.chat.turns,
         segments=segments,

@@ -9,6 +9,7 @@ from typing import ParamSpec, Self, TypeVar
 from turnwise.storage.images.copies import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
+from turnwise.storage.underway import UnderwayWriter
 from turnwise.types import Trajectory
 
 P = ParamSpec("P")
@@ -26,13 +27,16 @@ class Recorder:
         self.run = run
         self._album = Album(run)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="turnwise-recorder")
+        self._underway = UnderwayWriter(run)
 
     def __enter__(self) -> Self:
+        self._underway.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._underway.__exit__()
         self._worker.shutdown(wait=True)
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,3 +46,4 @@ class Recorder:
     async def record(self, file: str, trajectories: Sequence[Trajectory]) -> None:
         """Write a trajectory file, the images it speaks of, and its line of the index."""
         await self.do(record, self.run, file, trajectories, self._album)
+        self._underway.episodes.recorded(trajectories)

@@ -18,6 +18,7 @@ runs/<name>/
   abandoned/                          what was recorded of steps that were done again after a resume
   servers/server_0.log                what an inference server said that the run started
   warnings.jsonl                      what the run warned of, with the step; of steps that were done again too
+  underway.json                       while it goes on: episodes that no file has yet, see storage/underway.py
   .lock                               who writes, while somebody does, see storage/lock.py
   log.txt
 """
@@ -37,7 +38,7 @@ from turnwise.errors.nearest_name import nearest
 from turnwise.system.files import cannot, check_regular, replacing
 
 CONFIG, PLAN, METRICS, LOG, REPLAY = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt", "replay.json"
-TOKENIZER, WARNINGS = "tokenizer.json", "warnings.jsonl"
+TOKENIZER, WARNINGS, UNDERWAY = "tokenizer.json", "warnings.jsonl", "underway.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
 SERVER_LOGS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"

@@ -312,6 +312,14 @@ def _add_trajectories(app: FastAPI, runs: Runs) -> None:
 
         return _ask(runs, run, lambda it: conversation(it.dir, it.table, shard, row))
 
+    @app.get("/api/runs/{run}/underway")
+    def under_way(run: str) -> Response:
+        from turnwise.ext.board.underway import underway
+
+        opened = runs.open(run)
+        opened.check()
+        return answer(underway(opened.dir))
+
     @app.get("/api/runs/{run}/probe")
     def probes(run: str) -> Response:
         from turnwise.ext.board.probes import probe

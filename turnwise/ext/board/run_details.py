@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from turnwise.errors import StorageError
 from turnwise.ext.board.headline import headline
 from turnwise.ext.board.probes import is_probe
 from turnwise.ext.board.results import results
 from turnwise.ext.board.run_warnings import run_warnings
+from turnwise.ext.board.underway import NOTHING, underway
 from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import LOG, PLAN, TOKENIZER, RunDir
 from turnwise.system.files import cannot
@@ -23,9 +25,16 @@ def run_details(run: "BoardRun") -> dict[str, Any]:
     table, names = run.table, run.series.names()
     shards, evaluated = table.shards(), results(run.dir)
     tokens_per_second = evaluated["tokens_per_second"] if evaluated else None
+    damaged = [f"{entry['file']}: {entry['reason']}" for entry in table.damaged]
+    try:
+        under_way = underway(run.dir)
+    except StorageError as error:
+        under_way = NOTHING
+        damaged.append(str(error))
     return {
         "headline": headline(run.series, table.snapshot, run.newest(), tokens_per_second),
         "warnings": [asdict(warning) for warning in run_warnings(run.dir)],
+        "underway": {name: under_way[name] for name in ("playing", "finished")},
         "plan": _end_of(run.dir, PLAN, _PLAN_CHARS),
         "log": "".join(_end_of(run.dir, LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
         "sources": _sources(names),
@@ -41,7 +50,7 @@ def run_details(run: "BoardRun") -> dict[str, Any]:
         "has_tokenizer": (run.dir.path / TOKENIZER).is_file(),
         "pending": table.pending,
         "left_out": table.left_out,
-        "damaged": [f"{entry['file']}: {entry['reason']}" for entry in table.damaged],
+        "damaged": damaged,
     }
 
 

@@ -17,7 +17,7 @@ from turnwise.ext.board.run_summary import MetricsReader, RunSummary, summarise_
 from turnwise.ext.board.run_warnings import run_warnings
 from turnwise.ext.board.series import Series
 from turnwise.storage.configs import read_config
-from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, WARNINGS, RunDir
+from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, UNDERWAY, WARNINGS, RunDir
 from turnwise.storage.status import STATUS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CHECKED = (METRICS, "index.jsonl", "trajectories", "eval", WARNINGS)
 """What health is read from."""
-_FILES = (*_CHECKED, CONFIG, STATUS, NOTES, LOG, PLAN, "checkpoints", "tokenizer.json")
+_FILES = (*_CHECKED, CONFIG, STATUS, NOTES, LOG, PLAN, UNDERWAY, "checkpoints", "tokenizer.json")
 _SUMMARISED = (METRICS, "eval", STATUS)
 _TABLES = 3
 """Runs whose trajectories are held in memory at once."""

@@ -17,8 +17,9 @@ from looking import write_looked, write_probed
 from turnwise.ledger import TokenTrainingData
 from turnwise.reports.evaluation import EpisodeResult, EvalReport, measured, summarise
 from turnwise.storage.index import record
-from turnwise.storage.run_dir import WARNINGS, RunDir
+from turnwise.storage.run_dir import UNDERWAY, WARNINGS, RunDir
 from turnwise.storage.status import State, Status, write_status
+from turnwise.storage.underway import EpisodesUnderWay, shown
 from turnwise.system.metrics import Share
 from turnwise.types import (
     CallRecord,
@@ -196,6 +197,9 @@ def growing(runs_folder):
     for step in range(1, 13):
         run.grow(hostile=step == 12)
     run.run.write_json("notes.json", {"note": HOSTILE, "tags": ["baseline", "<img src=x onerror=hacked=5>"]})
+    episodes, evil = EpisodesUnderWay(), run.trajectory("evil", 0, HOSTILE)
+    with episodes.playing(evil.sample, 0, 13, evil.messages):
+        run.run.write_json(UNDERWAY, shown(episodes.now()))
     run.run.append_jsonl(WARNINGS, {"step": 12, "text": f"no learning signal {HOSTILE}"})
     return run
 

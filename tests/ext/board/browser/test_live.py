@@ -65,6 +65,15 @@ def test_a_run_opens_with_its_headline_and_the_count_of_what_to_watch(open_page)
     expect(page).to_have_url(re.compile("find=%23baseline"))
 
 
+def test_an_episode_is_read_while_it_is_played(open_page):
+    page = open_page("#/run/live/curves")
+    page.get_by_role("link", name="episodes: 1 being played").click()
+    episode = page.locator(".underway-episode")
+    episode.locator("summary").click()
+    expect(episode.locator(".underway-message")).to_have_count(5)
+    expect(episode.locator(".is-tool")).to_contain_text("<script>window.hacked")
+
+
 def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     page = open_page("#/run/live/curves")
     expect(page.locator(".plot .main-svg").first).to_be_visible()

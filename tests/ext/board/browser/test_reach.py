@@ -21,6 +21,7 @@ PAGES = {
     "conversation": f"#/run/live/trajectory?{SHARD}&row=16",
     "tokens": f"#/run/live/trajectory?{SHARD}&row=16&view=tokens",
     "health": "#/run/live/health",
+    "underway": "#/run/live/underway",
     "config": "#/run/live/config",
 }
 

@@ -19,9 +19,10 @@ import * as sample from "board/pages/sample.js";
 import * as tokens from "board/pages/tokens.js";
 import * as tools from "board/pages/tools.js";
 import * as trajectories from "board/pages/trajectories.js";
+import * as underway from "board/pages/underway.js";
 
 const TABS = [["curves", "Curves"], ["tools", "Tools & users"], ["trajectories", "Trajectories"], ["health", "Health"], ["config", "Config"]];
-const TAB_OF = { group: "trajectories", sample: "trajectories", beside: "trajectories", trajectory: "trajectories" };
+const TAB_OF = { group: "trajectories", underway: "trajectories", sample: "trajectories", beside: "trajectories", trajectory: "trajectories" };
 const places = new Map(); // where each history entry was scrolled to
 
 on("runs", runs);
@@ -33,6 +34,7 @@ on("tools", tools);
 on("health", health);
 on("trajectories", trajectories);
 on("group", group);
+on("underway", underway);
 on("sample", sample);
 on("trajectory", { render: (node, context) => (context.params.view === "tokens" ? tokens : conversation).render(node, context) });
 
@@ -237,6 +239,7 @@ function runLine(body) {
   fill(head.firstElementChild, h("span", { class: "run-name" }, body.name), badge(body.state), progress(body),
     h("span", { class: "muted" }, [body.task, body.model, body.seconds ? seconds(body.seconds) : null].filter(Boolean).join(" · ")),
     body.updated && !frozen ? h("span", { class: "muted", title: moment(body.updated) }, "updated ", h("span", { dataset: { updated: body.updated } }, ago(body.updated))) : null,
+    body.underway.playing + body.underway.finished && !frozen ? h("a", { class: "underway-link", href: link(`/run/${body.name}/underway`) }, `episodes: ${underway.underwayWords(body.underway)}`) : null,
     body.pending ? h("span", { class: "muted", role: "status" }, `reading trajectories, ${number(body.pending)} files left`) : null,
     body.left_out ? h("p", { class: "muted", role: "note" }, leftOut(body.left_out)) : null,
     body.tags.length || body.note ? h("div", { class: "run-notes" }, notes(body)) : null,
