@@ -19,8 +19,8 @@ from turnwise.training.runs.python_arguments import resume_call
 from turnwise.training.runs.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
-    "run", "runs_dir", "resume", "board.", "tracking.", "trackers.", "engine.", "servers.", "cluster", "ray.", "eval.",
-    "sft.",
+    "run", "runs_dir", "resume", "board.", "tracking.", "trackers.", "engine.", "servers.", "cluster", "ray.",
+    "eval.samples", "eval.group_size", "sft.",
     "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.ship", "training.target",
     "training.max_minutes", "training.max_tokens", "learner.processes", "fsdp.",
 )  # fmt: skip
