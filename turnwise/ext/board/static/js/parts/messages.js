@@ -69,6 +69,13 @@ export function body(message, marks = NO_MARKS) {
   ];
 }
 
+/** What the policy asked for; of a call that could not be read there is only the text as it was written. */
+export function argumentsBlock(call) {
+  const values = call.arguments ?? {};
+  if (call.problem && Object.keys(values).length === 0) return null;
+  return h("div", { class: "call-arguments" }, argumentsOf(values));
+}
+
 /** The calls a message asks for, short: name and arguments. */
 function asked(message) {
   return (message.tool_calls ?? []).map((call) =>
@@ -81,7 +88,7 @@ function asked(message) {
         h("span", { class: "call-name" }, visible(call.name || "(no name)")),
         call.problem && badge("malformed", "warn", call.problem),
       ),
-      h("div", { class: "call-arguments" }, argumentsOf(call.arguments ?? {})),
+      argumentsBlock(call),
     ),
   );
 }
@@ -96,5 +103,6 @@ export function messageCard(message, marks = NO_MARKS, extra = null) {
     const summary = [title, !short && h("span", { class: "preview" }, visible(preview(message.text)))];
     return promptFold(attributes, { summary, headed: { class: "message-head" }, short }, body(message, marks));
   }
-  return h("div", attributes, h("div", { class: "message-head" }, title), body(message, marks), asked(message));
+  const unread = (message.tool_calls ?? []).some((call) => call.problem);
+  return h("div", attributes, h("div", { class: "message-head" }, title), body(message, marks), asked(message), unread && asWritten(message));
 }

@@ -2,9 +2,9 @@
 import { h } from "board/dom.js";
 import { number, seconds, signed } from "board/format.js";
 import { badge, callBadge, words } from "board/parts/badges.js";
-import { argumentsOf, jsonBlock } from "board/parts/code.js";
+import { jsonBlock } from "board/parts/code.js";
 import { turnTiming } from "board/parts/figures.js";
-import { asWritten, body, messageCard, output, prose } from "board/parts/messages.js";
+import { argumentsBlock, asWritten, body, messageCard, output, prose } from "board/parts/messages.js";
 import { callImages, messageImages } from "board/parts/pictures.js";
 import { visible } from "board/parts/visible.js";
 
@@ -22,12 +22,6 @@ function replyImages(call) {
 function problemOf(call) {
   const told = call.problem && call.reply?.text.includes(call.problem);
   return call.problem && !told ? h("p", { class: "problem" }, visible(call.problem)) : null;
-}
-
-/** What the policy asked for; of a call that could not be read there is only the text as it was written. */
-function argumentsBlock(call) {
-  if (call.problem && !hasKeys(call.arguments)) return null;
-  return h("div", { class: "call-arguments" }, argumentsOf(call.arguments ?? {}));
 }
 
 function callCard(call, marks) {
