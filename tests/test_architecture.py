@@ -35,6 +35,8 @@ EXTENSIONS_USE = {
     "fsdp": set[str](),
     "gym": set[str](),
     "http_env": set[str](),
+    "judge": set[str](),
+    "llm_user": {"judge"},
     "mcp": set[str](),
     "ray": {"fsdp", "sandbox", "servers"},
     "research": set[str](),
@@ -44,7 +46,7 @@ EXTENSIONS_USE = {
     "serving": {"sdk_agents"},  # the same requests and replies: one side trains on them, the other answers
     "sglang": {"servers"},
     "swe": {"sandbox"},
-    "tinylook": {"sandbox"},
+    "tinylook": {"judge", "sandbox"},
     "trackers": set[str](),
     "trl": set[str](),
     "verifiers": {"sdk_agents"},

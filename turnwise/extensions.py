@@ -61,7 +61,7 @@ class Extension:
     sources: Mapping[str, str] = field(default_factory=dict)
     """The scorer of a data source that neither the config nor a task covers; `aime*` is each that begins so."""
     truths: Mapping[str, str] = field(default_factory=dict)
-    """By scorer: what reads a sample's ground truth, asked of every sample before anything is rolled out."""
+    """By scorer: (its options) -> what reads a sample's ground truth, asked of every sample before a run, or None."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
@@ -162,6 +162,12 @@ OURS = {
     "http_env": Extension(
         loops={"http_env": "turnwise.ext.http_env.loop:http_env"}, tasks={"chat_env": "turnwise.ext.http_env.task:TASK"}
     ),
+    "judge": Extension(
+        scorers={"judge": "turnwise.ext.judge.scorer:judge", "tapo": "turnwise.ext.judge.tapo:tapo"},
+        truths={"judge": "turnwise.ext.judge.scorer:truth_reader", "tapo": "turnwise.ext.judge.tapo:compared_truths"},
+        verbs={"judge": "turnwise.ext.judge.command"},
+    ),
+    "llm_user": Extension(users={"llm_user": "turnwise.ext.llm_user.user:LlmUser"}),
     "mcp": Extension(tool_entries={"mcp": "turnwise.ext.mcp.tools:open_mcp_tools"}),
     "ray": Extension(
         places={"ray": "turnwise.ext.ray.placement:RayPlacement"}, section="turnwise.ext.ray.config:RayConfig"
@@ -182,7 +188,7 @@ OURS = {
         },
         scorers={"code_tests": "turnwise.ext.sandbox.scoring.code_tests:code_tests"},
         sources=dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
-        truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:some_cases"},
+        truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:truth_reader"},
         verbs={"sandbox": "turnwise.ext.sandbox.command"},
         checks={"sandbox": "turnwise.ext.sandbox.command:check"},
         section="turnwise.ext.sandbox.config:SandboxConfig",
@@ -247,7 +253,7 @@ OURS = {
         sources=dict.fromkeys(
             ("math_dapo", "math", "math_dapo_reasoning", "hiyouga/geometry3k", "aime*"), "verl_default"
         ),
-        truths={"verl_default": "turnwise.ext.verl.rewards:some_truth"},
+        truths={"verl_default": "turnwise.ext.verl.rewards:truth_reader"},
         adapters={
             **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("tool", "tool_module", "conversation")},
             **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("loop", "loop_module", "user")},

@@ -159,8 +159,8 @@ def test_what_a_session_only_claims_of_an_image_is_set_aside(tmp_path: Path) -> 
     """A judge that pays for crops pays for those that show what they say."""
     from PIL import Image as Pillow
 
-    from turnwise.scoring.rules.tool_misuse import images_in
-    from turnwise.scoring.turn_scores import read_box
+    from turnwise.ext.judge.tool_misuse import images_in
+    from turnwise.ext.judge.turn_scores import read_box
     from turnwise.types import CallRecord, CallStatus, ToolCall
 
     path = tmp_path / "cat.png"
