@@ -76,7 +76,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
                 await play_all(prepared, context, trajectories, on_trajectory)
             seconds = time.perf_counter() - start
             if (problem := render_problem(trajectories)) is not None:
-                run.note(f"warning: {problem}")
+                run.warn(problem)
             results = await grade_all(trajectories, prepared.scoring.scorers)
             keep_first_answers(results)
     finally:  # what was played is kept, also when the run is stopped half-way

@@ -132,7 +132,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, alerts: A
     metrics |= run.finish_step(collected, trajectories, again)
     metrics |= run.timings(trajectories, time.perf_counter() - start) | engines.device_metrics()
     for text in alerts.after_step(metrics, trajectories):
-        run.note(text)
+        run.warn(text, run.progress.step)
     await run.recorder.do(run.log, metrics | lag.take())
 
 

@@ -28,10 +28,10 @@ class Alerts:
         """The warnings that are due now."""
         broken, raised = warnings(tool_reports(trajectories)), agent_errors(trajectories)
         broken |= {} if raised is None else {AGENT: raised}
-        due = [f"warning: {text} in this step" for name, text in broken.items() if name not in self._named]
+        due = [f"{text} in this step" for name, text in broken.items() if name not in self._named]
         ignored = ignored_requests(trajectories)
         if ignored is not None and ignored not in self._named:
-            due.append(f"warning: {ignored}")
+            due.append(ignored)
             self._named.add(ignored)
         self._named |= broken.keys()
         gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
@@ -39,10 +39,10 @@ class Alerts:
             age = metrics.get("staleness/mean", 0.0)
             old = f"; tokens are {age:.2g} step(s) old on average" if age else ""
             difference = f"sampler and learner log-probs differ by {gap:.3g} on average"
-            due.append(f"warning: {difference} (training.warn_logprob_gap{old})")
+            due.append(f"{difference} (training.warn_logprob_gap{old})")
         self._in_a_row = 0 if has_signal(metrics) else self._in_a_row + 1
         if self._in_a_row in WARN_AT:
-            due.append(f"warning: no learning signal for {self._in_a_row} steps: {self._why(metrics)}")
+            due.append(f"no learning signal for {self._in_a_row} steps: {self._why(metrics)}")
         return due
 
     def _why(self, metrics: Mapping[str, float]) -> str:

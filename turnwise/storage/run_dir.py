@@ -17,6 +17,7 @@ runs/<name>/
   rescored/NAME/                      the same trajectories with other rewards, and comparison.json
   abandoned/                          what was recorded of steps that were done again after a resume
   servers/server_0.log                what an inference server said that the run started
+  warnings.jsonl                      what the run warned of, with the step; of steps that were done again too
   .lock                               who writes, while somebody does, see storage/lock.py
   log.txt
 """
@@ -35,7 +36,7 @@ from turnwise.errors import ConfigError, StorageError, nearest
 from turnwise.system.files import cannot, check_regular, replacing
 
 CONFIG, PLAN, METRICS, LOG, REPLAY = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt", "replay.json"
-TOKENIZER = "tokenizer.json"
+TOKENIZER, WARNINGS = "tokenizer.json", "warnings.jsonl"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
 SERVER_LOGS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"

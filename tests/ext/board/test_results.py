@@ -56,6 +56,15 @@ def test_the_table_is_the_one_that_was_printed(evaluated):
     assert accuracy["errors"] == [report.sources["arithmetic"].accuracy_stderr] and accuracy["errors"][0] > 0.1
 
 
+def test_ledgers_with_the_same_text_in_other_tokens_are_told_as_the_command_tells_them(evaluated):
+    run, report = evaluated("a", {0})
+    sources = report.as_json()["sources"]
+    sources["arithmetic"] |= {"render_exact": 0.9, "render_same_text": 0.1}
+    run.write_json("eval/step_000000.json", {"sources": sources})
+    row = next(row for row in results(run)["rows"] if row["label"] == "ledger equals full render")
+    assert row["values"] == ["18 of 20, 2 more in text"] and row["kind"] == "text"
+
+
 def test_a_training_and_a_foreign_report_have_no_table(evaluated):
     run, _ = evaluated("a", {0})
     for text in ('{"accuracy": 0.5}', "[]", "{", '{"sources": 3}'):

@@ -113,3 +113,13 @@ def test_a_bucket_without_a_finite_value_is_null():
     nan = math.nan
     thinned = thin(Points([1, 2, 3, 4], [nan] * 4, [nan] * 4, [nan, nan, 1.0, 3.0]), 2)
     assert thinned["value"] == [None, 2.0] and thinned["low"] == [None, 1.0] and thinned["high"] == [None, 3.0]
+
+
+def test_a_metric_is_constant_until_it_once_was_not(tmp_path):
+    run = a_run(tmp_path, [line(1, lr=0.5, loss=3.0, odd=None), line(2, lr=0.5, loss=2.0, odd=None, late=1)])
+    series = Series(run)
+    series.refresh()
+    assert series.constants() == {"lr": 0.5}, "one value is not yet constant, and what is not finite never is"
+    run.append_jsonl("metrics.jsonl", line(3, lr=0.25, loss=2.0, late=1))
+    series.refresh()
+    assert series.constants() == {"late": 1.0}

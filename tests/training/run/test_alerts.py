@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from turnwise import configure
 from turnwise.reports.alerts import Alerts
 from turnwise.reports.training import StepReward, TrainReport, has_signal
+from turnwise.storage.run_dir import WARNINGS
+from turnwise.training.runs.run import new_run
 
 
 def line(most: float, least: float, advantage: float = 0.0, grad: float = 0.0, **more: float) -> dict[str, float]:
@@ -32,8 +35,15 @@ def test_the_likely_reason_is_named(metrics: dict[str, float], overrides: tuple[
     alerts = Alerts(configure(*overrides), Path("runs/a"))
     found = [alerts.after_step(metrics, []) for _ in range(12)]
     spoken = [number for number, texts in enumerate(found, start=1) if texts]
-    assert spoken == [3, 10] and found[2][0].startswith("warning: no learning signal for 3 steps: ")
+    assert spoken == [3, 10] and found[2][0].startswith("no learning signal for 3 steps: ")
     assert said in found[2][0]
+
+
+def test_a_warning_of_a_run_is_kept_apart_from_its_log() -> None:
+    with new_run(configure("run=first", "board.live=false"), "eval", Console(quiet=True)) as run:
+        run.warn("nothing to learn from", 3)
+    assert run.dir.read_jsonl(WARNINGS) == [{"step": 3, "text": "nothing to learn from"}]
+    assert "warning: nothing to learn from" in run.dir.log_path.read_text()
 
 
 def test_a_step_with_a_signal_starts_the_count_anew() -> None:
@@ -65,9 +75,7 @@ def test_the_summary_has_the_reward_the_error_bars_and_what_to_do_next() -> None
 def test_a_gap_between_sampler_and_learner_says_how_old_the_tokens_are(age: dict[str, float], told: str) -> None:
     metrics = line(1, 0, advantage=1.0, grad=0.2, **{"rollout_corr/abs_diff_mean": 0.2}, **age)
     (found,) = Alerts(configure(), Path("runs/a")).after_step(metrics, [])
-    assert found == (
-        f"warning: sampler and learner log-probs differ by 0.2 on average (training.warn_logprob_gap{told})"
-    )
+    assert found == f"sampler and learner log-probs differ by 0.2 on average (training.warn_logprob_gap{told})"
 
 
 def test_a_first_answer_that_was_every_answer_is_not_told_twice() -> None:

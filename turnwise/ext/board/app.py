@@ -221,9 +221,14 @@ def _add_findings(app: FastAPI, runs: Runs) -> None:
 
     @app.get("/api/runs/{run}/health")
     def health(run: str) -> Response:
-        from turnwise.ext.board.health import health as make
+        return _ask(runs, run, lambda it: it.kept("health", it.health))
 
-        return _ask(runs, run, lambda it: it.kept("health", lambda: make(it.table, it.series)))
+    @app.get("/api/runs/{run}/watch")
+    def watch(run: str) -> Response:
+        """How many findings there are, for a badge."""
+        opened = runs.open(run)
+        opened.check()
+        return answer(opened.watched())
 
 
 def _add_lists(app: FastAPI, runs: Runs) -> None:

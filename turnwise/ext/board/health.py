@@ -1,6 +1,8 @@
 """The health of a run: every detector asked once, the worst findings first."""
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from turnwise.ext.board.detectors.reward import (
     reward_without_accuracy,
 )
 from turnwise.ext.board.findings import Detector, DetectorFinding, Severity
+from turnwise.ext.board.run_warnings import RunWarning
 from turnwise.ext.board.series import Series
 from turnwise.ext.board.steps import Rows
 from turnwise.ext.board.table import Table
@@ -82,9 +85,18 @@ DETECTORS: tuple[Detector, ...] = (
 _ORDER = [Severity.ALARM, Severity.WATCH, Severity.OK]
 
 
-def health(table: Table, series: Series) -> dict[str, Any]:
-    """{"findings": [...], "pending": files still to be read}; what the findings say is of what was read so far."""
-    return {"findings": [finding.as_json() for finding in findings(table, series)], "pending": table.pending}
+def health(table: Table, series: Series, warnings: Sequence[RunWarning] = ()) -> dict[str, Any]:
+    """{"findings", "warnings" of the run itself, "pending" files}; findings are of what was read so far."""
+    own = [asdict(warning) for warning in warnings]
+    made = [finding.as_json() for finding in findings(table, series)]
+    return {"findings": made, "warnings": own, "pending": table.pending}
+
+
+def to_look_at(state: Mapping[str, Any]) -> dict[str, int]:
+    """{"alarm", "watch", "pending"} of what `health` says; a warning of the run is something to watch."""
+    counts = Counter(finding["severity"] for finding in state["findings"])
+    watch = counts[Severity.WATCH.value] + len(state["warnings"])
+    return {"alarm": counts[Severity.ALARM.value], "watch": watch, "pending": state["pending"]}
 
 
 def findings(table: Table, series: Series) -> list[DetectorFinding]:

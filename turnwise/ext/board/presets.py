@@ -60,6 +60,7 @@ _TYPES = {
 class Preset:
     """A ready-made filter, with the order it reads best in if that is not the newest first."""
 
+    group: str
     name: str
     filter: str
     doc: str
@@ -67,39 +68,58 @@ class Preset:
     order: str = "desc"
 
 
+REWARD, CALLS, LENGTH, USER, MACHINERY = "Reward", "Calls", "Length", "User", "Machinery"
+
 PRESETS = (
-    Preset("worst", "reward != null", "lowest reward first", "reward", "asc"),
-    Preset("best", "reward != null", "highest reward first", "reward"),
-    Preset("highest advantage", "advantage != null", "what training pushed towards most", "advantage"),
-    Preset("lowest advantage", "advantage != null", "what training pushed away from most", "advantage", "asc"),
-    Preset("longest", "policy_tokens > 0", "most tokens written by the policy first", "policy_tokens"),
-    Preset("slowest", "seconds > 0", "longest duration first", "seconds"),
-    Preset("most calls", "calls > 0", "most tool calls first", "calls"),
+    Preset(REWARD, "worst", "reward != null", "lowest reward first", "reward", "asc"),
+    Preset(REWARD, "best", "reward != null", "highest reward first", "reward"),
+    Preset(REWARD, "highest advantage", "advantage != null", "what training pushed towards most", "advantage"),
+    Preset(REWARD, "lowest advantage", "advantage != null", "what training pushed away from most", "advantage", "asc"),
     Preset(
+        REWARD,
         "wrong but rewarded",
         "reward > 0 and right == false",
         "the reward pays for something else than being right",
         "reward",
     ),
-    Preset("right but unrewarded", "reward <= 0 and right == true", "right answers that training pushes away from"),
-    Preset("malformed call", "malformed > 0", "a tool call that could not be read"),
-    Preset("failed tool call", "failed_calls > malformed", "a call that was read but did not end well"),
-    Preset("every call failed", "calls > 0 and failed_calls == calls", "no tool call of the episode ended well"),
     Preset(
-        "zero-variance group", "group_size > 1 and group_std == 0", "all siblings got the same: nothing to learn from"
+        REWARD, "right but unrewarded", "reward <= 0 and right == true", "right answers that training pushes away from"
     ),
-    Preset("truncated", "truncated", "the answer was cut off"),
-    Preset("print-only code", "print_only > 0", "code that computes nothing"),
-    Preset("duplicate calls", "duplicate_calls > 0", "the same call again"),
-    Preset("infrastructure failure", "failure != null", "the machinery failed; left out of baselines"),
     Preset(
-        "flipped to wrong", "first_right == true and right == false", "the user's words turned a right answer wrong"
+        REWARD,
+        "zero-variance group",
+        "group_size > 1 and group_std == 0",
+        "all siblings got the same: nothing to learn from",
     ),
-    Preset("flipped to right", "first_right == false and right == true", "the user's words helped"),
-    Preset("never called a tool", "not called", "answered from memory"),
-    Preset("sampler and learner differ", "gap > 0.05", "the log-probs of the same tokens are far apart", "gap"),
-    Preset("ledger is not the full render", "exact == false", "the tokens recorded are not those of one full render"),
+    Preset(CALLS, "malformed call", "malformed > 0", "a tool call that could not be read"),
+    Preset(CALLS, "failed tool call", "failed_calls > malformed", "a call that was read but did not end well"),
+    Preset(CALLS, "every call failed", "calls > 0 and failed_calls == calls", "no tool call of the episode ended well"),
+    Preset(CALLS, "never called a tool", "not called", "answered from memory"),
+    Preset(CALLS, "duplicate calls", "duplicate_calls > 0", "the same call again"),
+    Preset(CALLS, "print-only code", "print_only > 0", "code that computes nothing"),
+    Preset(CALLS, "most calls", "calls > 0", "most tool calls first", "calls"),
+    Preset(LENGTH, "truncated", "truncated", "the answer was cut off"),
+    Preset(LENGTH, "longest", "policy_tokens > 0", "most tokens written by the policy first", "policy_tokens"),
+    Preset(LENGTH, "slowest", "seconds > 0", "longest duration first", "seconds"),
+    Preset(
+        USER,
+        "flipped to wrong",
+        "first_right == true and right == false",
+        "the user's words turned a right answer wrong",
+    ),
+    Preset(USER, "flipped to right", "first_right == false and right == true", "the user's words helped"),
+    Preset(MACHINERY, "infrastructure failure", "failure != null", "the machinery failed; left out of baselines"),
+    Preset(
+        MACHINERY, "sampler and learner differ", "gap > 0.05", "the log-probs of the same tokens are far apart", "gap"
+    ),
+    Preset(
+        MACHINERY,
+        "ledger is not the full render",
+        "exact == false",
+        "the tokens recorded are not those of one full render",
+    ),
 )
+"""In the groups and the order in which the page shows them."""
 
 
 def fields() -> dict[str, Any]:

@@ -58,6 +58,8 @@ def results(run: RunDir) -> dict[str, Any] | None:
         if key == "wrong_to_right":  # the accuracies end here
             rows += _repeated_rows(list(sources.values()))
         values = [_value(key, kind, entry) for entry in sources.values()]
+        if key == "render_exact" and any(number(entry, "render_same_text") for entry in sources.values()):
+            kind, values = TEXT, [_rendered(entry) for entry in sources.values()]
         rows.append(_row(label, kind, values, [number(entry, f"{key}_stderr") for entry in sources.values()]))
     rows += _task_rows(list(sources.values()))
     return {
@@ -84,6 +86,15 @@ def _value(key: str, kind: str, source: Mapping[str, Any]) -> float | str | None
         return number(dict(source), key)
     counts = source.get(key)
     return _counts(counts) if isinstance(counts, dict) else None
+
+
+def _rendered(source: Mapping[str, Any]) -> str | None:
+    """How many ledgers equal a full render, and how many more have its text in other tokens, as the command says it."""
+    exact, other, episodes = (number(dict(source), name) for name in ("render_exact", "render_same_text", "n"))
+    if exact is None or episodes is None:
+        return None
+    same_text = f", {round(other * episodes)} more in text" if other else ""
+    return f"{round(exact * episodes)} of {episodes:.0f}{same_text}"
 
 
 def _counts(counts: Mapping[Any, Any]) -> str:

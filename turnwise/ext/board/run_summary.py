@@ -16,6 +16,7 @@ from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.system.files import cannot, check_regular
 
 REWARD, ACCURACY, ERROR, STEP = "critic/score/mean", "val/accuracy", "val/accuracy_stderr", "step"
+LOSS = "sft/loss"
 SPARK = 60
 _RECENT = 20
 _NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}])")
@@ -23,17 +24,20 @@ _NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The newest step, seconds, reward and accuracy of a run, and the reader of its reward in at most 60 values."""
+    """The newest step, seconds, reward, loss and accuracy of a run, and its reward in at most 60 values."""
 
     step: int = 0
     seconds: float | None = None
     reward: float | None = None
+    loss: float | None = None
+    """Of a fine-tuning, which has no reward."""
     accuracy: float | None = None
     accuracy_error: float | None = None
     """One standard error."""
     accuracy_step: int | None = None
     """The step that was evaluated."""
     spark: tuple[float, ...] = ()
+    """Of the reward, or of the loss."""
     step_seconds: float = 0.0
     """Typical seconds between the newest steps."""
 
@@ -47,7 +51,7 @@ class MetricsReader:
 
     def _forget(self) -> None:
         self.recent: deque[bytes] = deque(maxlen=_RECENT)
-        self.rewards = array("d")
+        self.rewards, self.losses = array("d"), array("d")
         self.accuracy: tuple[float, float | None, int] | None = None
         """The newest: its value, its standard error, its step."""
 
@@ -63,6 +67,8 @@ class MetricsReader:
         self.recent.append(line)
         if (reward := _value(line, REWARD)) is not None:
             self.rewards.append(reward)
+        elif (loss := _value(line, LOSS)) is not None:
+            self.losses.append(loss)
         if (accuracy := _value(line, ACCURACY)) is not None:
             self.accuracy = accuracy, _value(line, ERROR), int(_value(line, STEP) or 0)
 
@@ -85,17 +91,19 @@ def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummar
     between = [
         later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
     ]
-    rewards = reader.rewards
+    rewards, losses = reader.rewards, reader.losses
+    course = rewards or losses
     accuracy, stderr, step = reader.accuracy or (None, None, None)
-    count = min(SPARK, len(rewards))
+    count = min(SPARK, len(course))
     return RunSummary(
         step=newest.get("step", 0),
         seconds=number(newest, "seconds"),
         reward=rewards[-1] if rewards else _reported(run).reward,
+        loss=losses[-1] if losses else None,
         accuracy=accuracy,
         accuracy_error=stderr,
         accuracy_step=step,
-        spark=tuple(rewards[(len(rewards) - 1) * point // max(count - 1, 1)] for point in range(count)),
+        spark=tuple(course[(len(course) - 1) * point // max(count - 1, 1)] for point in range(count)),
         step_seconds=statistics.median(between) if between else 0.0,
     )
 

@@ -5,6 +5,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,20 @@ from turnwise import extensions
 from turnwise.errors import ConfigError, StorageError, nearest
 from turnwise.ext.board.liveness import Liveness, liveness_of
 from turnwise.ext.board.run_summary import MetricsReader, RunSummary, summarise_run
+from turnwise.ext.board.run_warnings import run_warnings
 from turnwise.ext.board.series import Series
 from turnwise.storage.configs import read_config
 from turnwise.storage.file_tail import end_of_text
-from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, RunDir
+from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, WARNINGS, RunDir
 from turnwise.storage.status import STATUS
 from turnwise.system.files import cannot
 
 if TYPE_CHECKING:
     from turnwise.ext.board.table import Table
 
-_FILES = (CONFIG, METRICS, STATUS, "index.jsonl", "trajectories", "eval", LOG, PLAN, "checkpoints", "tokenizer.json")
+_CHECKED = (METRICS, "index.jsonl", "trajectories", "eval", WARNINGS)
+"""What health is read from."""
+_FILES = (*_CHECKED, CONFIG, STATUS, LOG, PLAN, "checkpoints", "tokenizer.json")
 _SUMMARISED = (METRICS, "eval", STATUS)
 _LOG_BYTES, _LOG_LINES, _PLAN_CHARS = 100_000, 200, 200_000
 _TABLES = 3
@@ -67,6 +71,7 @@ class BoardRun:
         self._config: tuple[Signature, tuple[str, dict[str, str]]] | None = None
         self._changes = 0
         self._answers: dict[str, tuple[int, Any]] = {}
+        self._watched: tuple[Signature, dict[str, int]] | None = None
 
     @property
     def table(self) -> "Table":
@@ -114,6 +119,35 @@ class BoardRun:
             if cached is None or cached[0] != changes:
                 cached = self._answers[key] = (changes, make())
             return cached[1]
+
+    def health(self) -> dict[str, Any]:
+        """What the detectors say of what was read so far, and what the run itself warned of."""
+        from turnwise.ext.board.health import health
+
+        return health(self.table, self.series, run_warnings(self.dir))
+
+    def watched(self) -> dict[str, int]:
+        """How much there is to look at: {"alarm", "watch", "pending"}; counted again only when the files changed.
+
+        Remembered after the trajectories were forgotten, so that a list of many runs asks each of them once.
+        """
+        from turnwise.ext.board.health import to_look_at
+
+        known = self.known_watched()
+        if known is None:
+            signature = self._signature(_CHECKED)
+            self.refresh()
+            known = to_look_at(self.kept("health", self.health))
+            if not known["pending"]:
+                with self._lock:
+                    self._watched = signature, known
+        return known
+
+    def known_watched(self) -> dict[str, int] | None:
+        """What `watched` said, as long as it holds; None when the trajectories would have to be read."""
+        with self._lock:
+            fresh = self._watched is not None and self._watched[0] == self._signature(_CHECKED)
+            return self._watched[1] if fresh and self._watched is not None else None
 
     def check(self) -> None:
         """StorageError for a run with a part that is a link out of the board's places, or no file or folder at all."""
@@ -188,32 +222,39 @@ class BoardRun:
             "task": values.get("task"),
             "model": _model(values),
             "reward": newest.reward,
+            "loss": newest.loss,
             "accuracy": newest.accuracy,
             "accuracy_error": newest.accuracy_error,
             "accuracy_step": newest.accuracy_step,
             "spark": list(newest.spark),
+            "watch": self.known_watched(),
         }
 
     def details(self, now: float) -> dict[str, Any]:
         """The summary and what a run's own page shows besides."""
+        from turnwise.ext.board.headline import headline
         from turnwise.ext.board.probes import is_probe
         from turnwise.ext.board.results import results
 
         self.refresh()
         version = self.version(now)
         table, names = self.table, self.series.names()
-        shards = table.shards()
+        shards, evaluated = table.shards(), results(self.dir)
+        tokens_per_second = evaluated["tokens_per_second"] if evaluated else None
         return self.summary(now) | {
+            "headline": headline(self.series, table.snapshot, self.newest(), tokens_per_second),
+            "warnings": [asdict(warning) for warning in run_warnings(self.dir)],
             "plan": self._end_of(PLAN, _PLAN_CHARS),
             "log": "".join(self._end_of(LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
             "sources": _sources(names),
             "metrics": names,
+            "constant": self.series.constants(),
             "shards": [
                 {"shard": entry.shard, "split": entry.split, "step": entry.step, "size": entry.size} for entry in shards
             ],
             "trajectories": sum(entry.size for entry in shards),
             "checkpoints": self._checkpoints(),
-            "results": results(self.dir),
+            "results": evaluated,
             "probe": is_probe(self.dir),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,

@@ -52,6 +52,7 @@ class Series:
         self._count = 0
         self._axes = (array("q"), array("d"), array("d"))
         self._columns: dict[str, _Column] = {}
+        self._varying: set[str] = set()
         self._problems: list[str] = []
 
     def refresh(self) -> bool:
@@ -101,6 +102,15 @@ class Series:
         """Every metric seen so far, sorted."""
         with self._lock:
             return sorted(self._columns)
+
+    def constants(self) -> dict[str, float]:
+        """The metrics that had one value at every one of at least two lines, with that value: no curve says more."""
+        with self._lock:
+            for name, column in self._columns.items():
+                if name not in self._varying and column.values.count(column.values[0]) < len(column.values):
+                    self._varying.add(name)  # it never gets constant again, so it is not counted again
+            still = {name: column.values for name, column in self._columns.items() if name not in self._varying}
+            return {name: values[0] for name, values in still.items() if len(values) > 1}
 
     def problems(self) -> list[str]:
         """The first few lines that could not be read; they are left out of the curves."""

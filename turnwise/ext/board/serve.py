@@ -21,6 +21,8 @@ from turnwise.ext.board.static_files import plotly, plotly_path
 from turnwise.system.addresses import bind, check_binding
 from turnwise.system.children import when_parent_ends
 
+WARMED = ("table", "search", "conversation", "tokens", "groups", "tools", "health", "headline", "reward_spread")
+"""The modules that answer the pages of a run."""
 _WARM_SECONDS = 1.0
 
 
@@ -93,7 +95,7 @@ def _warm() -> None:
     """While the first page is looked at: zip plotly, and import what the pages of a run need."""
     plotly(True)
     time.sleep(_WARM_SECONDS)  # importing would be in the first page's way
-    for name in ("table", "search", "conversation", "tokens", "groups", "tools", "health", "spread"):
+    for name in WARMED:
         importlib.import_module(f"turnwise.ext.board.{name}")
 
 

@@ -10,26 +10,27 @@ import html
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from turnwise.errors import ConfigError, StorageError
+from turnwise.errors import StorageError
 from turnwise.ext.board import static_files
 from turnwise.ext.board.columns import SPLITS
 from turnwise.ext.board.conversation import conversation
 from turnwise.ext.board.filters import BadFilter
 from turnwise.ext.board.groups import group
-from turnwise.ext.board.health import health
+from turnwise.ext.board.health import to_look_at
 from turnwise.ext.board.images import image_bytes
+from turnwise.ext.board.notable import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, Place, finding_links, notable, passing
 from turnwise.ext.board.presets import fields
 from turnwise.ext.board.probes import is_probe, probe, with_counterparts
 from turnwise.ext.board.reward_spread import spread
 from turnwise.ext.board.runs import BoardRun, Runs
 from turnwise.ext.board.sample_history import sample_history
-from turnwise.ext.board.table import NotThere, Table, listing, selection
+from turnwise.ext.board.table import NotThere, listing, selection
 from turnwise.ext.board.tokens import tokens
 from turnwise.ext.board.tools import tools
 from turnwise.storage.json_text import to_json
@@ -45,16 +46,10 @@ POLICY = (
 _POINTS = 600
 _PAGE = 50
 """Rows that the list asks for at once (LIMIT in static/js/pages/trajectories.js)."""
-WRONG_BUT_REWARDED = "reward > 0 and right == false"
-FLIPPED_TO_WRONG = "first_right == true and right == false"
-FLIPPED_TO_RIGHT = "first_right == false and right == true"
 _DIGITS = 7
 """Of the numbers of tokens and curves: as many as a 32-bit float has, more than a reader or a chart tells apart."""
 _SHORT = 200
 _IMAGE_KEYS = ("url", "source_url", "shown_url")
-
-Place = tuple[str, int]
-"""A trajectory by shard and row."""
 
 # `JSON.parse` and not an object literal, in which a model's key "__proto__" would be more than a key. An image that is
 # shown in many places stands in the file once.
@@ -92,8 +87,8 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> FrozenReport:
     run.check()
     run.series.refresh()
     run.table.refresh(None)
-    state = health(run.table, run.series)
-    wanted = _passing(run.table, filter, most) if filter.strip() else _notable(run.table, state["findings"], most)
+    state = run.health()
+    wanted = passing(run.table, filter, most) if filter.strip() else notable(run.table, state["findings"], most)
     wanted = with_counterparts(run.dir, run.table, wanted)
     frozen = _Frozen(run)
     frozen.left_out += [f"{damaged['file']}: {damaged['reason']}" for damaged in run.table.damaged]
@@ -102,73 +97,6 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> FrozenReport:
     places = [address for address in wanted if frozen.add_trajectory(*address)]
     frozen.add_lists(places, state["findings"])
     return FrozenReport(_page(run.name, frozen), len(places), tuple(frozen.left_out))
-
-
-# --- which trajectories ---------------------------------------------------------------------------------------------
-
-
-def _passing(table: Table, filter: str, most: int) -> list[Place]:
-    try:
-        page = listing(table, filter=filter, limit=most)
-    except BadFilter as error:
-        raise ConfigError(f"--filter {filter!r}: {error}") from error
-    if not page["matched"]:
-        raise ConfigError(f"--filter {filter!r} passes none of {page['total']} trajectories")
-    return _places(page["rows"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """Trajectories worth a look, the first of them most."""
-
-    split: str = "all"
-    filter: str = ""
-    sort: str = ""
-    order: str = "desc"
-
-    def rows(self, table: Table, limit: int) -> list[dict[str, Any]]:
-        page = listing(table, split=self.split, filter=self.filter, sort=self.sort, order=self.order, limit=limit)
-        rows: list[dict[str, Any]] = page["rows"]
-        return rows
-
-
-def _notable(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
-    """One after the other of the best, the worst, the surprising, the longest and those behind findings.
-
-    Of one group one is enough: its page shows the siblings.
-    """
-    splits = {info.split for info in table.shards()}
-    own = "train" if "train" in splits else "all"
-    queries = [
-        _Query(own, sort="reward"),
-        _Query(own, sort="reward", order="asc"),
-        _Query(filter=WRONG_BUT_REWARDED),
-        _Query(filter=FLIPPED_TO_WRONG),
-        _Query(filter=FLIPPED_TO_RIGHT),
-        _Query(own, sort="policy_tokens"),
-        *(_Query(split, filter) for filter, split in _finding_links(findings, serious=True)),
-    ]
-    queues = [iter(query.rows(table, 8 * most)) for query in queries]
-    chosen: dict[tuple[str, str], Place] = {}
-    while queues and len(chosen) < most:
-        for queue in list(queues):
-            row = next((row for row in queue if (row["shard"], row["sample_id"]) not in chosen), None)
-            if row is None:
-                queues.remove(queue)
-            elif len(chosen) < most:
-                chosen[row["shard"], row["sample_id"]] = (row["shard"], row["row"])
-    return list(chosen.values())
-
-
-def _finding_links(findings: Sequence[dict[str, Any]], *, serious: bool = False) -> Iterator[tuple[str, str]]:
-    """(filter, split) of the findings' links, as pages/health.js makes them."""
-    for finding in findings:
-        if finding["filter"] and not (serious and finding["severity"] == "ok"):
-            yield finding["filter"], finding["split"]
-
-
-def _places(rows: Iterable[dict[str, Any]]) -> list[Place]:
-    return [(row["shard"], row["row"]) for row in rows]
 
 
 # --- what the page will ask -----------------------------------------------------------------------------------------
@@ -213,6 +141,7 @@ class _Frozen:
         self.add(f"{base}/spread", _shortened(spread(run.table)))
         self.add(f"{base}/tools", tools(run.table))
         self.add(f"{base}/health", state)
+        self.add(f"{base}/watch", to_look_at(state))
         self.add(f"{base}/fields", fields())
         if is_probe(run.dir):
             self.add(f"{base}/probe", probe(run.dir, run.table))
@@ -248,7 +177,7 @@ class _Frozen:
             answer["siblings"] = [sibling for sibling in answer["siblings"] if sibling in rows]
         tools = self.answers[f"{self._base}/tools"]
         links = {("", split): None for split in ("all", *SPLITS)}
-        links |= dict.fromkeys(_finding_links(findings))
+        links |= dict.fromkeys(finding_links(findings))
         links |= dict.fromkeys(tool_links(tools))
         for filter, split in links:
             self._add_list(places, filter, split)

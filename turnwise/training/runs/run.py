@@ -18,7 +18,7 @@ from turnwise.rollout.prepare import Prepared
 from turnwise.storage.lock import holding
 from turnwise.storage.own_runs import remember
 from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir, inside_run
+from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, WARNINGS, RunDir, inside_run
 from turnwise.storage.status import StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
@@ -68,6 +68,11 @@ class Run:
         """Say something to the person and to the log."""
         self.dir.log(text)
         printer(self.console)(text)
+
+    def warn(self, text: str, step: int = 0) -> None:
+        """Note a warning, and keep it apart from the log, where other lines may look like one."""
+        self.dir.append_jsonl(WARNINGS, {"step": step, "text": text})
+        self.note(f"warning: {text}")
 
     def show_plan(self, prepared: Prepared, plan: str) -> None:
         """Tell the person what is about to happen, and the run's readers how to read its tokens."""

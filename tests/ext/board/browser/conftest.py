@@ -17,7 +17,7 @@ from looking import write_looked, write_probed
 from turnwise.ledger import TokenTrainingData
 from turnwise.reports.evaluation import EpisodeResult, EvalReport, measured, summarise
 from turnwise.storage.index import record
-from turnwise.storage.run_dir import RunDir
+from turnwise.storage.run_dir import WARNINGS, RunDir
 from turnwise.storage.status import State, Status, write_status
 from turnwise.system.metrics import Share
 from turnwise.types import (
@@ -195,6 +195,7 @@ def growing(runs_folder):
     run = GrowingRun(RunDir(runs_folder / "live"))
     for step in range(1, 13):
         run.grow(hostile=step == 12)
+    run.run.append_jsonl(WARNINGS, {"step": 12, "text": f"no learning signal {HOSTILE}"})
     return run
 
 

@@ -41,6 +41,25 @@ def test_an_evaluation_is_a_table_and_two_are_compared_answer_by_answer(open_pag
     expect(page.locator(".timeline")).to_be_visible()
 
 
+def test_a_run_opens_with_its_headline_and_the_count_of_what_to_watch(open_page):
+    page = open_page("#/run/live/curves")
+    headline = page.get_by_label("Headline", exact=True)
+    expect(headline.locator(".figure").first).to_contain_text(re.compile(r"Accuracy.*55\.0% → 60\.0%.*steps 5 to 10"))
+    expect(headline.locator(".headline-warnings")).to_contain_text("no learning signal <script>")
+    expect(headline).to_contain_text("12.0k tokens written")
+    count = page.locator("[data-tab=health] .tally")
+    expect(count).to_contain_text("to watch")
+    said = re.search(r"\((.*)\)", count.inner_text())[1]
+    headline.get_by_role("link", name=said).click()
+    expect(page.locator(".page-health")).to_contain_text("no learning signal <script>")
+    page.go_back()
+    page.locator(".figure", has_text="Worst episode of step 12").get_by_role("link").click()
+    expect(page.locator(".timeline")).to_be_visible()
+    page.get_by_role("link", name="Runs", exact=True).click()
+    listed = page.locator("tr", has=page.get_by_role("link", name="live", exact=True))
+    expect(listed.locator(".tally")).to_contain_text(said)
+
+
 def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     page = open_page("#/run/live/curves")
     expect(page.locator(".plot .main-svg").first).to_be_visible()
@@ -65,7 +84,7 @@ def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
 
 
 def test_the_age_of_trained_tokens_is_a_histogram_of_every_step(open_page, growing):
-    page = open_page("#/run/live/curves")
+    page = open_page("#/run/live/curves?open=staleness")
     ages = page.locator(".panel", has=page.get_by_role("heading", name="Trained tokens by age", exact=True))
     ages.scroll_into_view_if_needed()
     expect(ages.locator(".main-svg").first).to_be_visible()
@@ -79,8 +98,9 @@ def test_the_age_of_trained_tokens_is_a_histogram_of_every_step(open_page, growi
     with page.expect_download() as saved:
         page.get_by_label("save the numbers: Trained tokens by age", exact=True).click()
     assert "1 step,2,0.5" in saved.value.path().read_text()
-    for title in ("Age of trained tokens, steps", "Groups a step waited for", "Groups trained on again"):
-        expect(page.get_by_role("heading", name=title, exact=True)).to_be_attached()
+    expect(page.get_by_role("heading", name="Age of trained tokens, steps", exact=True)).to_be_attached()
+    for constant in ("Groups a step waited for 1", "Groups trained on again 2"):
+        expect(page.locator(".constants")).to_contain_text(constant)
 
 
 def test_episodes_trained_on_again_are_a_list_of_their_own_and_name_their_step(open_page, other):
@@ -145,8 +165,22 @@ def test_the_axis_and_smoothing_are_in_the_link(open_page):
     expect(page).to_have_url(re.compile("x=tokens"))
 
 
-def test_filters_by_expression_preset_and_search(open_page, growing):
+def test_the_list_opens_on_the_worst_of_the_last_training_step_and_says_so(open_page, growing):
     page = open_page("#/run/live/trajectories")
+    expect(page.locator(".list-opened")).to_contain_text(f"The lowest rewards of step {growing.step}")
+    expect(page.get_by_role("button", name=re.compile("^Train"))).to_have_attribute("aria-pressed", "true")
+    assert set(page.locator("tbody .cell-step").all_inner_texts()) == {str(growing.step)}
+    expect(page.locator("tbody .cell-reward").first).to_have_text("0")
+    page.reload()
+    page.get_by_role("button", name="Show all trajectories").click()
+    expect(page).to_have_url(re.compile(r"trajectories\?split=all$"))
+    page.reload()  # the address says all, so it is not opened on the worst again
+    expect(page.get_by_role("button", name=re.compile("^All [0-9]"))).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".list-opened")).to_be_hidden()
+
+
+def test_filters_by_expression_preset_and_search(open_page, growing):
+    page = open_page("#/run/live/trajectories?split=all")
     status = page.locator(".list-status")
     page.get_by_label("Filter").fill("step == 3 and reward == 1")
     page.get_by_label("Filter").press("Enter")
@@ -155,7 +189,7 @@ def test_filters_by_expression_preset_and_search(open_page, growing):
     steps = page.locator("tbody .cell-step").all_inner_texts()
     assert steps and set(steps) == {"3"} and len(steps) <= 16
     page.get_by_role("button", name="Clear").click()
-    page.get_by_role("button", name="infrastructure failure").click()
+    page.get_by_role("group", name="presets: Machinery").get_by_role("button", name="infrastructure failure").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.get_by_label("Filter")).to_have_value("failure != null")
     for name, order in (("worst", "asc"), ("best", None)):  # one filter, told apart by the order

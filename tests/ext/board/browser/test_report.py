@@ -36,7 +36,10 @@ def test_a_report_opens_from_a_file_offline(browser, report_file, watch):
     for name in ("save as a picture: Reward", "save the numbers: Reward"):
         with page.expect_download():
             page.get_by_label(name, exact=True).click()
-    page.get_by_role("link", name="Health", exact=True).click()
+    headline = page.get_by_label("Headline", exact=True)
+    expect(headline).to_contain_text(re.compile(r"Accuracy.*55\.0% → 60\.0%"))
+    expect(headline.get_by_role("link", name="to watch")).to_be_visible()
+    page.locator("[data-tab=health]").click()
     expect(page.locator(".page-health h1")).to_contain_text("Health")
     page.get_by_role("link", name="Tools & users").click()
     expect(page.locator(".page-tools h1")).to_be_attached()

@@ -11,7 +11,7 @@ const TABLE_ROWS = 1000;
 const figures = new Set();
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false, scrollZoom: false };
 
-// chart(node, {title, traces: [{name, x, y, steps?, low?, high?, whiskers?, colour?, mode?, dash?, faint?, raw?}], xTitle, yTitle, logY?, percent?, stacked? (shares of one whole), range?, height?, note?})
+// chart(node, {title, traces: [{name, x, y, steps?, low?, high?, whiskers?, points?, colour?, mode?, dash?, faint?, raw?}], xTitle, yTitle, logY?, percent?, stacked? (shares of one whole), range?, height?, note?})
 // -> {update(traces, changes?), destroy(), setRange(range|null), onZoom(callback), onVisible(callback), visible(), element}
 // A colour is "#rrggbb" or the name of a CSS variable ("--policy"); a faint trace is the raw line behind a smoothed one of the same name,
 // whose own `raw` holds the values that were measured.

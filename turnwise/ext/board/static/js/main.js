@@ -4,7 +4,7 @@ import { get, runPath, live, onLive, frozen, NO_RUN } from "board/api.js";
 import { redraw } from "board/charts.js";
 import { h, svg, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
-import { badge, progress } from "board/parts/run.js";
+import { badge, progress, watchBadge } from "board/parts/run.js";
 import { lightWhenPrinted } from "board/printing.js";
 import { on, page, link, start } from "board/router.js";
 import * as beside from "board/pages/beside.js";
@@ -40,7 +40,7 @@ const SLICE = 500; // milliseconds between two slices of a run that is still bei
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
 const head = h("div", { class: "run-head", hidden: true });
 const main = h("main", { id: "main", tabIndex: -1 });
-const shown = { serial: 0, cleanup: null, stop: null, run: null, first: "", path: null, entry: 0 };
+const shown = { serial: 0, cleanup: null, stop: null, run: null, first: "", watch: null, path: null, entry: 0 };
 
 function shell() {
   const dot = h("span", { class: "live", role: "status" });
@@ -119,7 +119,7 @@ function failed(node, error, again) {
   fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
     h("p", { class: "links" },
       frozen ? null : h("button", { type: "button", onClick: again }, "Try again"),
-      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`) }, "All trajectories of this run") : null,
+      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`, { split: "all" }) }, "All trajectories of this run") : null,
       h("a", { class: "button", href: link("/") }, "All runs")));
 }
 
@@ -165,6 +165,7 @@ function runNews(route, callbacks) {
   };
   const draw = () => asked.then((body) => {
     if (shown.run === route.run) runLine(body);
+    if (!body.pending) askWatch(route.run);
     if (body.pending && !frozen) timer ??= setTimeout(readOn, SLICE);
     else if (waited) tell();
     waited = Boolean(body.pending);
@@ -211,11 +212,22 @@ function runTabs(route) {
   head.hidden = false;
   if (shown.run !== route.run) fill(head, h("div", { class: "run-line" }, h("span", { class: "run-name" }, route.run)), h("nav", { class: "tabs", "aria-label": "Pages of this run" }));
   const current = (name) => (tab === name ? "page" : null);
-  if (shown.run !== route.run) shown.first = TABS[0][1];
-  fill(head.lastElementChild, TABS.map(([name, title], index) => h("a", { href: link(`/run/${route.run}/${name}`), "aria-current": current(name) }, index ? title : shown.first)));
+  if (shown.run !== route.run) Object.assign(shown, { first: TABS[0][1], watch: null });
+  const mark = (name) => (name === "health" && shown.watch ? watchBadge(shown.watch) : null);
+  fill(head.lastElementChild, TABS.map(([name, title], index) => h("a", { href: link(`/run/${route.run}/${name}`), dataset: { tab: name }, "aria-current": current(name) }, index ? title : shown.first, mark(name))));
   const tabs = head.lastElementChild;
   const here = tabs.querySelector("[aria-current]");
   if (here) tabs.scrollLeft = here.offsetLeft - (tabs.clientWidth - here.offsetWidth) / 2; // on a phone not all fit
+}
+
+// How much there is to look at, once the run has been read: on the tab, whichever page is open.
+function askWatch(run) {
+  get(runPath(run, "watch")).then((found) => {
+    if (shown.run !== run) return;
+    shown.watch = found;
+    const tab = head.querySelector('[data-tab="health"]');
+    if (tab) fill(tab, "Health", watchBadge(found));
+  }, (error) => console.warn(error)); // the page of Health says what is wrong
 }
 
 function runLine(body) {

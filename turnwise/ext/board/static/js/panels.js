@@ -3,8 +3,9 @@
 const FAMILY = /^(.+)\/(mean|max|min)$/;
 const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy is held to a reference
 
-// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, stacked, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
+// panelSections(names, spreads) -> [{title, note, folded, panels: [{id, title, percent, stacked, kept, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
 // A line's low, high and error (a standard error) are metric names too; spread names a series of /spread, whose band replaces them.
+// In order of use: what is looked at once in a while is folded. A panel that is kept is shown even when nothing in it varies.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
   // Without a KL penalty these repeat the reward: they are kept, and at the end.
@@ -15,34 +16,53 @@ export function panelSections(names, spreads = []) {
   const { overall, others } = accuracy(left);
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
+  const learned = [...learning(left), ...named(left, ["actor/entropy"]), ...kl];
   const sections = [
     { title: "Fine-tuning", panels: fineTuning(left) },
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
-    { title: "Parts of the reward", panels: parts },
-    { title: "Accuracy by data source", panels: others },
     { title: "Several episodes of a sample", note: "held-out samples: pass@k, one of k is right; pass^k, all k are; maj@k, the answer that most of k give is", panels: severalTries },
+    { title: "Learning", panels: learned },
+    { title: "Accuracy by data source", panels: others },
+    { title: "Parts of the reward", panels: parts },
     { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking },
     { title: "Measured by the task", panels: measured },
-    { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
-    { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
-    { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/", "segments/"]) },
-    { title: "Learning", panels: learning(left) },
-    { title: "Time and throughput", panels: time(left) },
-    { title: "All other metrics", panels: families(new Set([...left, ...unpenalised, ...counts]), [""]), searchable: true },
+    { title: "Time and throughput", folded: true, panels: time(left) },
+    { title: "Staleness", folded: true, note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
+    { title: "Sampler against learner", folded: true, note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
+    { title: "Learning in detail", folded: true, panels: families(left, LEARNING_TOO) },
+    { title: "All other metrics", folded: true, panels: families(new Set([...left, ...unpenalised, ...counts]), [""]), searchable: true },
   ];
   return sections.filter((section) => section.panels.length > 0);
 }
 
-// One metric a panel, for comparing runs: the same sections without the lines that share a panel.
-export function singleSections(names) {
-  return panelSections(names).map((section) => ({
+// Takes out the panels in which nothing varies: `constant` is {metric: its one value}. -> {sections, constant: [{title, metric, value}]}
+export function withoutConstant(sections, constant) {
+  const varies = (panel) => panel.kept || panel.lines.some((line) => !line.metric) || metricsOf(panel).some((metric) => !(metric in constant));
+  const still = sections.flatMap((section) => section.panels.filter((panel) => !varies(panel))).flatMap((panel) =>
+    panel.lines.map((line) => ({ title: panel.lines.length > 1 ? `${panel.title}: ${line.label}` : panel.title, metric: line.metric, value: constant[line.metric] })));
+  const moving = sections.map((section) => ({ ...section, panels: section.panels.filter(varies) }));
+  return { sections: moving.filter((section) => section.panels.length > 0), constant: still };
+}
+
+// Evaluations are made now and then: between two of them nothing was measured.
+export function atEvaluations(metric) {
+  return Boolean(metric?.startsWith("val/"));
+}
+
+// One metric a panel, for comparing runs: the same sections without the lines that share a panel. What only one of the
+// runs measured (`several(metric)` is false) compares nothing: it is folded at the end.
+export function singleSections(names, several = () => true) {
+  const single = panelSections(names).map((section) => ({
     ...section,
     panels: section.panels.flatMap((panel) => panel.lines.map((line) => ({
       ...panel, stacked: false, id: line.metric, lines: [{ label: line.label, metric: line.metric, error: line.error }],
       title: panel.lines.length > 1 ? `${panel.title}: ${line.label}` : panel.title,
     }))),
   }));
+  const alone = single.flatMap((section) => section.panels.filter((panel) => !several(panel.id)));
+  const shared = single.map((section) => ({ ...section, panels: section.panels.filter((panel) => several(panel.id)) }));
+  return [...shared, { title: "In one run only", folded: true, panels: alone }].filter((section) => section.panels.length > 0);
 }
 
 export function metricsOf(panel) {
@@ -53,7 +73,7 @@ function reward(left, spread) {
   const panels = [];
   const score = take(left, "critic/score/mean");
   ["critic/score/max", "critic/score/min"].forEach((name) => left.delete(name));
-  panels.push(score || spread.has("reward") ? panel("Reward", [{ label: "reward", metric: score, spread: "reward" }]) : null);
+  panels.push(score || spread.has("reward") ? panel("Reward", [{ label: "reward", metric: score, spread: "reward" }], { kept: true }) : null);
   const parts = new Map();
   for (const name of takeAll(left, "reward_parts/")) {
     const path = name.split("/").slice(1); // a data source may have slashes of its own, a part has none
@@ -93,10 +113,10 @@ function accuracy(left) {
       bySource.set(source, [...(bySource.get(source) ?? []), { label, dash, metric: name, error: error(`/${source}`) }]);
     }
   }
-  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
+  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true, kept: true }));
   const more = families(left, ["val/", "train/"]);
   if (bySource.size === 1) return { overall: sources, others: more };
-  if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true })], others: [...sources, ...more] };
+  if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true, kept: true })], others: [...sources, ...more] };
   return { overall: sources.slice(0, MOST_BESIDE), others: [...sources.slice(MOST_BESIDE), ...more] };
 }
 
@@ -115,7 +135,7 @@ function repeated(left) {
     bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name, error: `val/${label}_stderr${end}` }]);
   }
   if (bySource.size <= 2) bySource.delete(""); // of one source all is said by its own
-  return [...bySource].map(([source, lines]) => panel(source || "all sources", lines, { percent: true }));
+  return [...bySource].map(([source, lines]) => panel(source || "all sources", lines, { percent: true, kept: true }));
 }
 
 const MOST_BESIDE = 2; // accuracies beside the reward when there is none over all sources
@@ -182,21 +202,22 @@ function measures(left) {
 
 const LEARNING = [
   ["Policy loss", ["actor/pg_loss"]], ["Clipped share", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower", "critic/vf_clipfrac"]],
-  ["Change of the policy in an update", ["actor/ppo_kl"]], ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
+  ["Policy change per update", ["actor/ppo_kl"]], ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
   ["Value loss", ["critic/vf_loss"]], ["Explained variance of the values", ["critic/vf_explained_var"]],
 ];
+
+const LEARNING_TOO = ["critic/advantages/", "critic/returns/", "critic/values/", "actor/", "critic/", "loss"];
 
 const FINE_TUNING = [["Loss", "sft/loss"], ["Gradient norm", "sft/grad_norm"], ["Learning rate", "sft/lr"], ["Tokens learned from", "sft/policy_tokens"]];
 
 function fineTuning(left) {
-  return FINE_TUNING.filter(([, name]) => take(left, name)).map(([title, name]) => panel(title, [{ label: title, metric: name }]));
+  return FINE_TUNING.filter(([, name]) => take(left, name)).map(([title, name]) => panel(title, [{ label: title, metric: name }], { kept: name === "sft/loss" }));
 }
 
 function learning(left) {
-  const panels = LEARNING.map(([title, names]) => [title, names.filter((name) => take(left, name))])
+  return LEARNING.map(([title, names]) => [title, names.filter((name) => take(left, name))])
     .filter(([, names]) => names.length)
     .map(([title, names]) => panel(title, names.map((name) => ({ label: words(name), metric: name }))));
-  return [...panels, ...families(left, ["critic/advantages/", "critic/returns/", "critic/values/", "actor/", "critic/", "loss"])];
 }
 
 function time(left) {
@@ -225,7 +246,7 @@ function families(left, prefixes) {
 
 function panel(title, lines, more) {
   const id = lines.map((line) => line.metric ?? line.spread).join(" ");
-  return { id, title, lines, percent: false, stacked: false, ...more };
+  return { id, title, lines, percent: false, stacked: false, kept: false, ...more };
 }
 
 function take(left, name) {

@@ -32,6 +32,7 @@ function lines(view, trace, colour, visible) {
     marker: { size: 4, color: colour },
     hovertemplate: view.percent ? "%{y:.1%}" : "%{y:.4~g}",
   };
+  if (trace.points) Object.assign(line, points(trace, colour));
   const format = view.percent ? ".1%" : ".4~g";
   if (trace.raw) Object.assign(line, { customdata: trace.raw, hovertemplate: `%{y:${format}} (raw %{customdata:${format}})` });
   if (!trace.low || !trace.high) return [trace.faint ? quiet(line) : line];
@@ -45,6 +46,16 @@ function lines(view, trace, colour, visible) {
   }
   const edge = { type: "scatter", mode: "lines", x: trace.x, hoverinfo: "skip", visible, line: { width: 0, color: colour }, connectgaps: true };
   return [{ ...edge, y: trace.low }, { ...edge, y: trace.high, fill: "tonexty", fillcolor: tint(colour, 0.14) }, trace.faint ? quiet(line) : line];
+}
+
+// What was measured now and then: marks, with a thin line to guide the eye where there are more than two.
+function points(trace, colour) {
+  const marks = trace.x.length < 3 || trace.faint;
+  return {
+    mode: marks ? "markers" : "lines+markers",
+    line: { color: tint(colour, 0.5), width: 1, dash: "dot" },
+    marker: { size: trace.faint ? 4 : 7, color: trace.faint ? tint(colour, 0.4) : colour, symbol: trace.dash ? "circle-open" : "circle" },
+  };
 }
 
 // Shares of one whole, each on top of those before it; of a smoothed one the raw values are in its hover only.
@@ -83,7 +94,8 @@ export function layout(view) {
     if (view.xTitle === "step" && view.xRange[1] - view.xRange[0] < 5) Object.assign(x, { tick0: 0, dtick: 1 }); // there is no half step
   }
   const y = { ...axis, title: { ...axis.title, text: plain(view.yTitle ?? "") }, fixedrange: true, type: view.logY ? "log" : undefined };
-  if (view.percent) (view.horizontal ? x : y).tickformat = ".0%";
+  const narrow = view.yRange && !view.logY && view.yRange[1] - view.yRange[0] < 0.05; // whole percents would read alike
+  if (view.percent) (view.horizontal ? x : y).tickformat = narrow ? ".1%" : ".0%";
   if (view.yRange) {
     Object.assign(y, { range: view.yRange, autorange: false });
     if (!view.logY && Math.max(...view.yRange.map(Math.abs)) < 1e-3) y.exponentformat = "e"; // 2e-5 says more than 20µ

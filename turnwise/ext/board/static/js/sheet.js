@@ -10,8 +10,9 @@ const AXES = ["step", "time", "tokens"];
 const POINTS = 600; // per series and request; the server thins what is longer
 const MOST_POINTS = 4800;
 
-// sheet(node, {params, seconds (how long the run took), load(metrics, points) -> Promise, lines(panel) -> [{name, series, colour?, dash?, low?, high?, whiskers?}], extra?: [Element]})
-// -> {show(sections), refresh(), redraw(), destroy()}. `load` fetches series, `lines` says what a panel shows of them.
+// sheet(node, {params, seconds (how long the run took), load(metrics, points) -> Promise, lines(panel) -> [{name, series, colour?, dash?, low?, high?, whiskers?, points?, faint?}], extra?: [Element]})
+// -> {show(sections, constant), refresh(), redraw(), destroy()}. `load` fetches series, `lines` says what a panel shows of them.
+// Which sections were opened and shut by hand is in the address.
 export function sheet(node, options) {
   return new Sheet(node, options);
 }
@@ -29,6 +30,8 @@ class Sheet {
     this.panels = new Map(); // id -> {panel, figure, fresh}
     this.boxes = new Map(); // section title -> {element, grid, search, note}
     this.find = params.find ?? "";
+    this.folds = { open: listed(params.open), shut: listed(params.shut) };
+    this.constants = h("details", { class: "fold", hidden: true });
     this.timer = null;
     this.busy = false;
     this.again = false;
@@ -37,7 +40,7 @@ class Sheet {
     this.zoomButton = h("button", { type: "button", hidden: true, onClick: () => this.link.set(null) });
     this.hint = h("span", { class: "muted small hint" }, "drag to zoom all panels, double-click to reset, click a point for its trajectories");
     this.link = linkZoom([], { range: this.rangeOf(params), onRange: (range) => this.zoomed(range) });
-    node.append(this.controls(extra), this.problem, this.body);
+    node.append(this.controls(extra), this.problem, this.body, this.constants);
     this.sayZoom(this.link.range());
   }
 
@@ -101,10 +104,11 @@ class Sheet {
   }
 
   // Shows these sections; panels that were there stay as they are, with their zoom, scale and place.
-  show(sections) {
+  show(sections, constant = []) {
     const kept = new Set();
     sections.forEach((section, place) => {
       const box = this.box(section);
+      fill(box.count, `${section.panels.length} ${section.panels.length === 1 ? "panel" : "panels"}`);
       putAt(this.body, place, box.element);
       section.panels.forEach((panel, index) => {
         kept.add(panel.id);
@@ -118,7 +122,19 @@ class Sheet {
       item.figure.destroy();
       this.panels.delete(id);
     }
+    for (const box of this.boxes.values()) box.element.hidden = box.grid.children.length === 0;
+    this.sayConstant(constant);
     this.filter();
+  }
+
+  // What never changed is one line; unfolded it says each value.
+  sayConstant(constant) {
+    const said = JSON.stringify(constant);
+    if (said === this.constants.dataset.said) return; // what is open, or has the focus, stays as it is
+    this.constants.dataset.said = said;
+    this.constants.hidden = constant.length === 0;
+    fill(this.constants, h("summary", null, `constant: ${constant.length} ${constant.length === 1 ? "metric" : "metrics"}`),
+      h("ul", { class: "constants" }, constant.map(({ title, metric, value }) => h("li", { title: metric }, title, " ", h("b", null, number(value))))));
   }
 
   box(section) {
@@ -130,12 +146,27 @@ class Sheet {
       setParams({ find: this.find });
       this.filter();
     } }) : null;
-    const heading = h("h2", null, section.title, section.note ? h("span", { class: "section-note" }, section.note) : null);
+    const count = h("span", { class: "section-count" });
     const none = h("p", { class: "empty", hidden: true }, "No metric has this in its name.");
-    const element = h("section", null, search ? h("div", { class: "page-head section-head" }, heading, search) : heading, grid, none);
-    const box = { element, grid, search, none };
+    const heading = h("summary", { onClick: () => this.fold(section, !element.open) }, h("h2", null, section.title), count, section.note ? h("span", { class: "section-note" }, section.note) : null);
+    const element = h("details", { class: "fold panel-section", open: this.unfolded(section) }, heading, search, grid, none);
+    const box = { element, grid, search, none, count };
     this.boxes.set(section.title, box);
     return box;
+  }
+
+  unfolded({ title, folded, searchable }) {
+    const name = slug(title);
+    return this.folds.open.has(name) || (searchable && this.find !== "") || (!folded && !this.folds.shut.has(name));
+  }
+
+  // The address names only what a person changed.
+  fold({ title, folded }, open) {
+    const name = slug(title);
+    for (const names of Object.values(this.folds)) names.delete(name);
+    if (open && folded) this.folds.open.add(name);
+    if (!open && !folded) this.folds.shut.add(name);
+    setParams({ open: [...this.folds.open].join(","), shut: [...this.folds.shut].join(",") });
   }
 
   add(panel, grid) {
@@ -206,12 +237,14 @@ class Sheet {
     item.figure.update(this.lines(item.panel).flatMap((line) => this.traces(line)), { xTitle: this.titles[this.view.x] });
   }
 
-  traces({ name, series, colour, dash, low, high, whiskers }) {
+  traces({ name, series, colour, dash, low, high, whiskers, points, faint }) {
     const along = { step: series.step, time: series.seconds, tokens: series.tokens }[this.view.x] ?? series.step;
     const scale = this.scales[this.view.x];
-    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, steps: series.step, low, high, whiskers };
-    if (!this.view.smooth || series.value.length < 3) return [raw];
-    return [{ ...raw, faint: true }, { ...raw, y: smooth(series.value, this.view.smooth), raw: series.value, low: undefined, high: undefined }];
+    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, steps: series.step, low, high, whiskers, points, faint };
+    const smoothed = this.view.smooth ? smooth(series.value, this.view.smooth) : series.value;
+    if (smoothed === series.value || series.value.length < 3) return [raw];
+    if (faint) return [{ ...raw, y: smoothed }];
+    return [{ ...raw, faint: true }, { ...raw, y: smoothed, raw: series.value, low: undefined, high: undefined, points: false, dash: points ? "dot" : dash }];
   }
 
   destroy() {
@@ -230,6 +263,15 @@ export function around(shares, errors) {
 // An element that is moved loses focus and scroll, so one that is in its place is left there.
 function putAt(parent, index, element) {
   if (parent.children[index] !== element) parent.insertBefore(element, parent.children[index] ?? null);
+}
+
+function listed(text) {
+  return new Set((text ?? "").split(",").filter(Boolean));
+}
+
+// "Time and throughput" -> "time-and-throughput": short in an address.
+function slug(title) {
+  return title.toLowerCase().replaceAll(" ", "-");
 }
 
 function clamp(x) {

@@ -36,18 +36,19 @@ export async function render(node, { run, params, live, info }) {
 
   live(async () => {
     const body = await info().catch(() => null);
-    if (!body || body.log === log.textContent) return;
+    if (!body) return;
+    fill(facts, factList(body));
+    if (body.log === log.textContent) return;
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 30;
     log.textContent = body.log;
     if (atEnd) log.scrollTop = log.scrollHeight;
-    fill(facts, factList(body));
   });
   return () => {};
 }
 
 function factList(about) {
   const facts = [
-    ["command", about.command], ["trajectories", count(about.trajectories)], ["data sources", (about.sources ?? []).join(", ")],
+    ["command", about.command], ["trajectories", about.pending ? [count(about.trajectories), " ", h("span", { class: "muted", role: "status" }, `so far: reading, ${number(about.pending)} files left`)] : count(about.trajectories)], ["data sources", (about.sources ?? []).join(", ")],
     ["metrics", number((about.metrics ?? []).length)], ["checkpoints", (about.checkpoints ?? []).length ? `${about.checkpoints.length}, last ${about.checkpoints.at(-1)}` : "none"],
   ];
   return facts.filter(([, value]) => value).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)));

@@ -3,7 +3,8 @@
 import { frozen, get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
-import { panelSections } from "board/panels.js";
+import { atEvaluations, panelSections, withoutConstant } from "board/panels.js";
+import { headline } from "board/parts/headline.js";
 import { probeResults } from "board/parts/probes.js";
 import { resultTable } from "board/parts/results.js";
 import { link, setParams } from "board/router.js";
@@ -34,16 +35,19 @@ export async function render(node, { run, params, live, info }) {
   });
   choice.setAttribute("aria-busy", "true"); // lines stand without their bands until the spread is here
   const episodes = (first, last) => link(`/run/${run}/trajectories`, { split: "train", filter: first === last ? `step == ${first}` : `step >= ${first} and step <= ${last}` });
+  const head = headline(run);
   const empty = h("p", { class: "empty" }, about.command === "eval" || about.command === "probe" ? "The result table appears here when it is done." : "This run has written no metrics yet; they appear here as it does.");
-  fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
+  fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), head.node, empty);
   const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice], episodes });
   const show = (body) => {
+    head.show(body);
     const sections = panelSections(body.metrics, Object.keys(loaded.spread));
     empty.hidden = sections.length > 0;
     choice.hidden = !sections.some((section) => section.panels.some((panel) => panel.lines.some((line) => line.spread)));
     loaded.pending = Boolean(body.pending); // the spread is then of the newest steps only, and the metric tells more
     about.metrics = body.metrics;
-    board.show(sections);
+    const { sections: moving, constant } = withoutConstant(sections, body.constant);
+    board.show(moving, constant);
   };
   show(about);
   spreading.then((body) => {
@@ -65,7 +69,13 @@ export async function render(node, { run, params, live, info }) {
 
 // An evaluation is one point in time: a table says more than curves of one dot.
 function evaluation(node, run, about, live, info) {
-  const draw = (body) => fill(node, h("h1", { class: "sr" }, `Results of ${run}`), resultTable(body.results, run, !frozen));
+  const head = headline(run);
+  const table = h("div");
+  fill(node, h("h1", { class: "sr" }, `Results of ${run}`), head.node, table);
+  const draw = (body) => {
+    head.show(body);
+    fill(table, resultTable(body.results, run, !frozen));
+  };
   draw(about);
   live(async () => {
     const body = await info();
@@ -89,11 +99,12 @@ function panelLines(panel, loaded, band) {
     if (spread && (!series || (band !== "none" && !loaded.pending))) return [withSpread(line, spread, loaded, band)];
     if (!series) return [];
     const error = line.error ? loaded.series[line.error] : null;
-    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, series, ...around(series.value, error.value), whiskers: true }];
+    const points = atEvaluations(line.metric);
+    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, points, series, ...around(series.value, error.value), whiskers: true }];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;
     const fits = low && high && low.length === series.value.length && high.length === series.value.length;
-    return [{ name: line.label, dash: line.dash, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+    return [{ name: line.label, dash: line.dash, points, series, low: fits ? low : undefined, high: fits ? high : undefined }];
   });
 }
 

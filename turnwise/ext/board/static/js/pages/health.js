@@ -2,6 +2,7 @@
 import { frozen, get, runPath } from "board/api.js";
 import { clear, h, svg } from "board/dom.js";
 import { count, number } from "board/format.js";
+import { warning } from "board/parts/headline.js";
 import { link } from "board/router.js";
 
 const WORDS = { alarm: "alarm", watch: "watch", ok: "fine", note: "note" };
@@ -18,7 +19,7 @@ export async function render(node, { run, live }) {
   let stopped = false;
 
   async function refresh() {
-    const { findings } = await get(runPath(run, "health"));
+    const { findings, warnings } = await get(runPath(run, "health"));
     const names = [...new Set(findings.flatMap((finding) => finding.metrics))].sort();
     // A report holds one answer with every metric.
     const asked = frozen ? { names: "*" } : { names: names.join(","), points: POINTS };
@@ -28,7 +29,7 @@ export async function render(node, { run, live }) {
     heading.textContent = alarms ? `Health: ${plural(alarms, "alarm")}` : "Health";
     document.title = alarms ? `(${alarms}) Health · ${run}` : `Health · ${run}`;
     clear(status);
-    draw(body, findings, series, run);
+    draw(body, findings, warnings, series, run);
   }
 
   const say = (text) => status.replaceChildren(h("p", { class: "error", role: "alert" }, text));
@@ -42,7 +43,7 @@ export async function render(node, { run, live }) {
   };
 }
 
-function draw(body, findings, series, run) {
+function draw(body, findings, warnings, series, run) {
   const opened = new Set([...body.querySelectorAll("details[open]")].map((one) => one.dataset.id));
   const held = document.activeElement?.closest?.("[data-id]");
   const focused = body.contains(held) ? [held.dataset.id, document.activeElement.localName] : null;
@@ -51,6 +52,7 @@ function draw(body, findings, series, run) {
   const troubled = [...by("alarm"), ...by("watch")];
   body.replaceChildren(
     summaryLine(findings),
+    h("div", { class: "headline-warnings" }, warnings.map(warning)),
     h("div", { class: "findings" }, troubled.map((finding) => card(finding, series, run))),
     h("div", { class: "findings findings-fine" }, fine.map((finding) => fineCard(finding, series, run, opened.has(finding.id)))),
   );

@@ -1,9 +1,9 @@
 // All runs in one list: which are alive, why the others are not, how they score, and which to compare.
 
-import { get } from "board/api.js";
+import { get, runPath } from "board/api.js";
 import { h, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
-import { accuracy, badge, progress, sparkline } from "board/parts/run.js";
+import { accuracy, badge, progress, sparkline, watchBadge } from "board/parts/run.js";
 import { go, link, setParams } from "board/router.js";
 
 const COLUMNS = [
@@ -12,10 +12,12 @@ const COLUMNS = [
   { key: "step", title: "Progress", value: (run) => run.step ?? -1 },
   { key: "reward", title: "Reward", number: true, value: (run) => run.reward ?? -Infinity },
   { key: "accuracy", title: "Accuracy", number: true, value: (run) => run.accuracy ?? -Infinity },
-  { key: null, title: "Reward over steps" },
+  { key: null, title: "Reward or loss over steps" },
   { key: "updated", title: "Updated", number: true, value: (run) => run.updated ?? 0 },
 ];
 const SEARCH_FROM = 6; // fewer runs are found faster by eye
+const CHECKED = 24; // of the newest runs it is asked what there is to watch, one after the other
+const SLICES = 12; // a long run is read in slices; one that takes more is checked when it is opened
 
 export async function render(node, { params, live }) {
   const view = { runs: (await get("/api/runs")).runs, sort: params.sort ?? "updated", order: params.order ?? "desc", text: params.find ?? "", chosen: new Set() };
@@ -41,11 +43,33 @@ export async function render(node, { params, live }) {
   };
   draw();
 
+  let left = false;
+  let asking = false;
+  const check = async () => {
+    if (asking) return;
+    asking = true;
+    for (const run of [...view.runs].slice(0, CHECKED)) {
+      for (let slice = 0; slice < SLICES && !run.watch && !left; slice += 1) {
+        const found = await get(runPath(run.name, "watch")).catch(() => ({ alarm: 0, watch: 0, pending: 0 })); // its row tells what is wrong
+        if (!found.pending) run.watch = found;
+      }
+      const cell = body.querySelector(`[data-watch="${CSS.escape(run.name)}"]`);
+      if (cell) fill(cell, watched(run));
+    }
+    asking = false;
+  };
+  check();
   live(async () => {
     view.runs = (await get("/api/runs")).runs;
     draw();
+    await check();
   });
-  return () => {};
+  return () => { left = true; };
+}
+
+function watched(run) {
+  const mark = run.watch && watchBadge(run.watch);
+  return mark && h("a", { href: link(`/run/${run.name}/health`) }, mark);
 }
 
 function summary(runs) {
@@ -86,6 +110,9 @@ function heading(column, view, draw) {
     h("button", { type: "button", dataset: { focus: `sort-${column.key}` }, onClick: sort }, column.title, active ? (view.order === "asc" ? " ↑" : " ↓") : ""));
 }
 
+// A fine-tuning has a loss and no reward.
+const isTuned = (run) => typeof run.loss === "number" && run.reward === null;
+
 function row(run, view, draw) {
   const box = h("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: view.chosen.has(run.name), dataset: { focus: `box-${run.name}` }, onChange: () => {
     if (box.checked) view.chosen.add(run.name);
@@ -96,11 +123,11 @@ function row(run, view, draw) {
   const why = run.reason && run.state !== "running" && run.state !== "finished" ? h("div", { class: `why why-${run.state}` }, run.reason) : null;
   return h("tr", null,
     h("td", { class: "pick" }, box),
-    h("td", { class: "name" }, h("a", { href: link(`/run/${run.name}/curves`), dataset: { focus: `run-${run.name}` } }, run.name), h("div", { class: "muted small" }, about), why),
+    h("td", { class: "name" }, h("a", { href: link(`/run/${run.name}/curves`), dataset: { focus: `run-${run.name}` } }, run.name), h("span", { dataset: { watch: run.name } }, watched(run)), h("div", { class: "muted small" }, about), why),
     h("td", { class: "state" }, badge(run.state)),
     h("td", { class: "steps" }, progress(run)),
-    h("td", { class: "num", dataset: { label: "reward" } }, number(run.reward)),
+    h("td", { class: "num", dataset: { label: isTuned(run) ? "loss" : "reward" } }, isTuned(run) ? [h("span", { class: "muted wide" }, "loss "), number(run.loss)] : number(run.reward)),
     h("td", { class: "num", dataset: { label: "accuracy" } }, accuracy(run)),
-    h("td", { class: "shape" }, sparkline(run.spark ?? [])),
+    h("td", { class: "shape" }, sparkline(run.spark ?? [], { of: isTuned(run) ? "loss" : "reward" })),
     h("td", { class: "num muted when", title: moment(run.updated) }, h("span", { dataset: { updated: run.updated } }, ago(run.updated))));
 }

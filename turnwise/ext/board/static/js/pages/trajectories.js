@@ -17,7 +17,7 @@ const SMALL_FIRST = new Set(["question", "sibling", "stop_reason", "data_source"
 
 export async function render(node, context) {
   const known = frozen ? { fields: [], presets: [] } : await get(runPath(context.run, "fields"));
-  const page = new ListPage(context, known);
+  const page = new ListPage(context, known, frozen ? null : openingOf(await context.info()));
   fill(node, page.node);
   await page.load();
   return () => page.stop();
@@ -25,6 +25,13 @@ export async function render(node, context) {
 
 // A report holds lists by filter and split, in one order.
 const HELD = frozen ? ["split", "filter", "offset"] : Object.keys(START);
+
+/** What a link that asks for nothing opens on: the worst episodes of the last training step, which teach most. */
+function openingOf({ shards }) {
+  const steps = shards.filter((shard) => shard.split === "train").map((shard) => shard.step);
+  if (steps.length === 0) return null;
+  return { ...START, split: "train", filter: `step == ${Math.max(...steps)}`, sort: "reward", order: "asc" };
+}
 
 /** What the link asks for. */
 function stateOf(params) {
@@ -40,10 +47,13 @@ function empty({ total, damaged }) {
 }
 
 class ListPage {
-  constructor({ run, params, live, info }, known) {
+  constructor({ run, params, live, info }, known, opening) {
     this.run = run;
     this.known = known;
-    this.state = stateOf(params);
+    const asked = stateOf(params);
+    const nothing = HELD.every((name) => params[name] === undefined);
+    this.state = nothing && opening ? opening : asked;
+    this.opening = opening && Object.keys(START).every((name) => name === "offset" || this.state[name] === opening[name]) ? opening : null;
     this.serial = 0;
     this.search = null;
     this.total = null;
@@ -63,10 +73,11 @@ class ListPage {
       hidden: true,
       onClick: () => {
         this.news.hidden = true;
-        this.change({});
+        this.renew();
       },
     });
     this.download = h("span", { class: "download" });
+    this.opened = h("p", { class: "list-opened", hidden: true });
     this.place = h("div", { class: "list-place" });
     this.pages = h("nav", { class: "pages", "aria-label": "pages" });
     this.node = h(
@@ -74,6 +85,7 @@ class ListPage {
       { class: "trajectories" },
       h("div", { class: "page-head" }, h("h1", null, "Trajectories")),
       frozen ? this.chosen() : this.bar.node,
+      this.opened,
       h("div", { class: "list-line" }, this.status, this.news, this.download),
       this.place,
       this.pages,
@@ -81,6 +93,8 @@ class ListPage {
     this.stopKeys = rowKeys(this.node);
     this.stopLive = live(() => this.look());
     if (!frozen) this.counts(); // the run's numbers are not the report's
+    if (!frozen) this.keep();
+    this.sayOpening();
   }
 
   stop() {
@@ -122,13 +136,44 @@ class ListPage {
     this.bar.setCounts(counts);
   }
 
-  /** Takes a new state into the link and shows it. */
+  /** Another choice of the reader's. */
   change(partial) {
-    this.state = { ...this.state, offset: 0, ...partial };
-    const changed = {};
-    for (const [name, value] of Object.entries(this.state)) changed[name] = value === START[name] ? null : value;
-    setParams(changed);
+    return this.enter({ ...this.state, offset: 0, ...partial }, null);
+  }
+
+  /** Takes a new state into the link and shows it; `opening` is the page's own choice that it is, null if a reader's. */
+  enter(state, opening) {
+    this.state = state;
+    this.opening = opening;
+    this.keep();
+    this.sayOpening();
     return this.load();
+  }
+
+  /** The link names what is not as at first, and always the split: a link without anything opens on the worst. */
+  keep() {
+    const changed = {};
+    for (const [name, value] of Object.entries(this.state)) changed[name] = value === START[name] && name !== "split" ? null : value;
+    setParams(changed);
+  }
+
+  /** What a page shows that nobody asked for is said, with the way to everything. */
+  sayOpening() {
+    this.opened.hidden = this.opening === null;
+    if (this.opening === null) return;
+    const step = this.opening.filter.replace("step == ", "");
+    fill(
+      this.opened,
+      h("b", null, `The lowest rewards of step ${step}`),
+      ", the last of training. ",
+      h("button", { type: "button", class: "mini", onClick: () => this.change({ ...START }) }, "Show all trajectories"),
+    );
+  }
+
+  /** Takes in what is new: the opening goes on to the newest step. */
+  async renew() {
+    const opening = this.opening && openingOf(await this.info());
+    return this.enter(opening ?? { ...this.state, offset: 0 }, opening);
   }
 
   /** A preset brings its order along; without one the list is as it was at first, so that switching it off undoes it. */
@@ -230,7 +275,7 @@ class ListPage {
   }
 
   async turn(offset) {
-    await this.change({ offset });
+    await this.enter({ ...this.state, offset }, this.opening);
     this.status.scrollIntoView({ block: "nearest" });
   }
 

@@ -123,7 +123,7 @@ function presetButton(preset, act) {
     const sorted = !preset.sort || (now.sort === preset.sort && now.order === preset.order);
     button.setAttribute("aria-pressed", String(now.filter === preset.filter && sorted));
   };
-  return { button, press };
+  return { button, press, group: preset.group };
 }
 
 /** The expression again with the wrong part marked; `place` is {message, column, end}, columns counting characters from 1. */
@@ -144,6 +144,23 @@ function underline(input, place) {
   input.style.setProperty("--fault-from", String(place.column - 1));
   input.style.setProperty("--fault-length", String(place.end - place.column));
   input.style.setProperty("--scrolled", `${input.scrollLeft}px`);
+}
+
+/** The presets in their groups, each under its name. */
+function presetGroups(presets) {
+  const groups = [...new Set(presets.map((preset) => preset.group))];
+  return h(
+    "div",
+    { class: "presets" },
+    groups.map((group) =>
+      h(
+        "div",
+        { class: "preset-group", role: "group", "aria-label": `presets: ${group}` },
+        h("span", { class: "preset-kind", "aria-hidden": "true" }, group),
+        presets.filter((preset) => preset.group === group).map((preset) => preset.button),
+      ),
+    ),
+  );
 }
 
 /** Which files are listed, with how many trajectories each kind has. */
@@ -191,7 +208,7 @@ export function filterBar(state, known, act) {
     h("div", { class: "bar-line" }, search.form, splits.node),
     filter.form,
     problem,
-    h("div", { class: "presets", role: "group", "aria-label": "presets" }, presets.map((preset) => preset.button)),
+    presetGroups(presets),
     fields,
   );
   const stop = () => {

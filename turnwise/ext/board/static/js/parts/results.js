@@ -14,7 +14,7 @@ const BEHIND = {
 };
 
 export function resultTable(results, run, linked) {
-  const { sources, rows, warnings } = results;
+  const { sources, rows } = results;
   const cell = (row, index) => {
     const said = value(row, index, results);
     const filter = linked && row.values[index] ? BEHIND[row.label] : null;
@@ -22,7 +22,7 @@ export function resultTable(results, run, linked) {
     const both = `${filter} and data_source == ${JSON.stringify(sources[index])}`;
     return h("td", { class: "num" }, h("a", { href: link(`/run/${run}/trajectories`, { filter: both, split: "eval" }), title: both }, said));
   };
-  return h("figure", { class: "results" }, warnings.map((text) => h("p", { class: "health-line is-alarm" }, visible(text))), h("figcaption", { class: "muted" }, caption(results)),
+  return h("figure", { class: "results" }, h("figcaption", { class: "muted" }, caption(results)),
     h("div", { class: "scroll" }, h("table", { class: "data" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "sr" }, "Measured")), sources.map((name) => h("th", { scope: "col", class: "num" }, visible(name))))),
       h("tbody", null, rows.map((row) => h("tr", null, rowHead(row.label), sources.map((_, index) => cell(row, index))))))));

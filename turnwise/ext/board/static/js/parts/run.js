@@ -7,6 +7,16 @@ export function badge(state) {
   return h("span", { class: "badge", dataset: { state } }, state);
 }
 
+// watchWords({ alarm: 1, watch: 2 }) -> "1 alarm, 2 to watch"; null when there is neither.
+export function watchWords({ alarm, watch }) {
+  return [alarm && `${alarm} alarm${alarm === 1 ? "" : "s"}`, watch && `${watch} to watch`].filter(Boolean).join(", ") || null;
+}
+
+export function watchBadge(found) {
+  const words = watchWords(found);
+  return words && h("span", { class: ["tally", found.alarm ? "is-alarm" : "is-watch"], title: words }, String(found.alarm + found.watch), h("span", { class: "sr" }, ` (${words})`));
+}
+
 // "12 / 40" with a bar; without a known end only the step.
 export function progress({ step, steps, state, command }) {
   if (command === "eval") return h("span", { class: "muted" }, "evaluation"); // it has no steps
@@ -24,7 +34,7 @@ export function accuracy(run) {
   return [percent(run.accuracy), error, step];
 }
 
-export function sparkline(values, { width = 120, height = 28 } = {}) {
+export function sparkline(values, { width = 120, height = 28, of = "reward" } = {}) {
   const points = values.filter((value) => value !== null);
   if (points.length < 2) return null;
   const low = Math.min(...points);
@@ -32,7 +42,7 @@ export function sparkline(values, { width = 120, height = 28 } = {}) {
   const at = points.map((value, index) => [2 + (index / (points.length - 1)) * (width - 6), height - 3 - ((value - low) / span) * (height - 6)]);
   const path = at.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const [endX, endY] = at.at(-1);
-  return svg("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `reward from ${number(points[0])} to ${number(points.at(-1))}` },
+  return svg("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${of} from ${number(points[0])} to ${number(points.at(-1))}` },
     svg("path", { d: `${path}L${endX.toFixed(1)} ${height}L2 ${height}Z`, fill: "currentColor", opacity: 0.1 }),
     svg("path", { d: path, fill: "none", stroke: "currentColor", "stroke-width": 1.5, "stroke-linejoin": "round" }),
     svg("circle", { cx: endX, cy: endY, r: 2.2, fill: "currentColor" }));
