@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.extensions import OURS, Engine
+from turnwise.extensions import OURS, Engine, Named
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
@@ -138,10 +138,13 @@ def test_every_name_in_the_table_leads_to_something():
         for name, extension in OURS.items()
         for kind in dataclasses.fields(extension)
         for value in [getattr(extension, kind.name)]
-        if kind.name not in ("sources", "reaches", "keys")
+        if kind.name not in ("sources", "reaches", "keys", "model_variables")
         for place in (value.values() if isinstance(value, Mapping) else [value] if value else [])
     ]
-    texts = [(name, place.opener if isinstance(place, Engine) else place) for name, place in places]
+    texts = [
+        (name, place.opener if isinstance(place, Engine) else place.place if isinstance(place, Named) else place)
+        for name, place in places
+    ]
     assert len(texts) > 60
     for name, text in texts:
         module, _, attribute = text.partition(":")

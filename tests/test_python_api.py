@@ -10,7 +10,7 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise import Message, Role, Sample, TurnwiseError
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.types import Image, InteractionSpec, Text
 
 QUIET = Console(quiet=True)

@@ -38,6 +38,18 @@ class Engine:
         return self.device in ("auto", "cpu", "cuda")
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a knob of the core names: `Named("mine:Tracker", "Our dashboard.")`."""
+
+    place: str
+    """`module:object`."""
+    about: str
+    """What `turnwise config` says of it."""
+    here: bool = False
+    """It contacts nothing outside: a run from somebody else may name it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one guest brings; each value is `module:object`, or a module where the thing is a module (loops, verbs).
@@ -72,10 +84,14 @@ class Extension:
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
-    trackers: Mapping[str, str] = field(default_factory=dict)
+    trackers: Mapping[str, Named] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     learners: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Named] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """By variable (`WANDB_*` is a family): the module asked when one is set, a `VariablesOfExtension`."""
+    model_variables: tuple[str, ...] = ()
+    """Variables that name the model, where no config does."""
     verbs: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, str] = field(default_factory=dict)
     """What `turnwise check NAME` runs: (config) -> a text that is printed and what --json adds."""
@@ -166,11 +182,18 @@ OURS = {
         scorers={"judge": "turnwise.ext.judge.scorer:judge", "tapo": "turnwise.ext.judge.tapo:tapo"},
         truths={"judge": "turnwise.ext.judge.scorer:truth_reader", "tapo": "turnwise.ext.judge.tapo:compared_truths"},
         verbs={"judge": "turnwise.ext.judge.command"},
+        environment={"LLM_AS_A_JUDGE_BASE": "turnwise.ext.judge.environment"},
     ),
     "llm_user": Extension(users={"llm_user": "turnwise.ext.llm_user.user:LlmUser"}),
     "mcp": Extension(tool_entries={"mcp": "turnwise.ext.mcp.tools:open_mcp_tools"}),
     "ray": Extension(
-        places={"ray": "turnwise.ext.ray.placement:RayPlacement"}, section="turnwise.ext.ray.config:RayConfig"
+        places={
+            "ray": Named(
+                "turnwise.ext.ray.placement:RayPlacement",
+                "In actors of a Ray cluster, on all its nodes (docs/ext/ray.md).",
+            )
+        },
+        section="turnwise.ext.ray.config:RayConfig",
     ),
     "research": Extension(
         tools={
@@ -227,10 +250,11 @@ OURS = {
     ),
     "trackers": Extension(
         trackers={
-            "tensorboard": "turnwise.ext.trackers.tensorboard:TensorboardTracker",
-            "wandb": "turnwise.ext.trackers.wandb:WandbTracker",
-            "mlflow": "turnwise.ext.trackers.mlflow:MlflowTracker",
+            "tensorboard": Named("turnwise.ext.trackers.tensorboard:TensorboardTracker", "Event files.", here=True),
+            "wandb": Named("turnwise.ext.trackers.wandb:WandbTracker", "Weights & Biases."),
+            "mlflow": Named("turnwise.ext.trackers.mlflow:MlflowTracker", "MLflow."),
         },
+        environment={"WANDB_*": "turnwise.ext.trackers.environment"},
         section="turnwise.ext.trackers.config:TrackersConfig",
     ),
     "trl": Extension(
@@ -278,7 +302,8 @@ OURS = {
                 "turnwise.ext.vllm.opener:VllmServers",
                 reads=(*_SERVER, "engine.model", "servers.transfer"),
             ),
-        }
+        },
+        model_variables=("VLLM_MODEL_PATH",),
     ),
     "weights": Extension(verbs={"weights": "turnwise.ext.weights.command"}),
 }
@@ -321,6 +346,12 @@ def named(kind: str, own: Iterable[str] = ()) -> dict[str, str]:
                 raise PluginError(f"the extension {extension!r}{package}: {problem}")
             brought[name], bringer[name] = spec, f"the extension {extension!r}"
     return brought
+
+
+def rows(kind: str, own: Iterable[str] = ()) -> dict[str, Named]:
+    """The trackers or places that extensions bring, by name."""
+    named(kind, own)  # which refuses a name that is taken
+    return {name: row for record in extensions().values() for name, row in getattr(record, kind).items()}
 
 
 def import_hooks() -> list[str]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.config.choices import (
-    ClusterName,
     HistoryPolicy,
     Keep,
     ModelImplementation,
@@ -24,6 +23,7 @@ from turnwise.config.knobs import (
     knob,
     leads_away,
     more_than,
+    name_of,
     only,
     only_engines,
     path,
@@ -38,6 +38,9 @@ __all__ = [
     "AlgorithmConfig", "ChatConfig", "Config", "DataConfig", "EngineConfig", "EvalConfig", "LearnerConfig",
     "ModelConfig", "RolloutConfig", "SamplingConfig", "ScoringConfig", "SftConfig", "TrackingConfig", "TrainingConfig",
 ]  # fmt: skip
+
+ONE_MACHINE = "none"
+"""`cluster` where everything runs on this machine."""
 
 
 @dataclass
@@ -308,7 +311,7 @@ class Config:
     """The folder of all runs, under the current one. Set it to keep them on another disk."""
     resume: Resume = knob(Resume.never, only("run", "*"))
     """What `turnwise train run=NAME` does when that run exists. Set `auto` to resume it."""
-    cluster: ClusterName = knob(ClusterName.none, was("cluster.name"))
+    cluster: str = knob(ONE_MACHINE, name_of("places", {ONE_MACHINE: "On this machine."}), was("cluster.name"))
     """On which machines samplers, learner, scorers and sandboxes run. Set it to use more than this one."""
     seed: int = knob(0, at_least(0))
     """Seed of generated samples, shuffling, sampling and tools. Change it to repeat a run with other random numbers."""

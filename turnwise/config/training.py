@@ -17,7 +17,6 @@ from turnwise.config.choices import (
     PolicyLoss,
     Precision,
     Ship,
-    TrackerName,
 )
 from turnwise.config.knobs import (
     any_number,
@@ -29,13 +28,12 @@ from turnwise.config.knobs import (
     only,
     path,
     reaches,
+    sends_away,
     share,
     was,
 )
 
 OUR_SCRIPT = re.compile(r"turnwise\.(data\.tasks|ext)(\.\w+)+:script", re.ASCII)
-TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
-"""The others send numbers to an account or an address that the environment names."""
 
 
 @dataclass
@@ -266,6 +264,6 @@ class LearnerConfig:
 class TrackingConfig:
     """Where a training's numbers go beside metrics.jsonl, which has them always."""
 
-    to: list[str] = knob(["console"], reaches("network", lambda name: name not in TRACKERS_HERE))
-    """Any of console, tensorboard, wandb, mlflow; one that fails is switched off and never stops training. Set it to
-    where your team looks."""
+    to: list[str] = knob(["console"], reaches("network", sends_away))
+    """Any of console, tensorboard, wandb, mlflow, or what an extension brings; one that fails is switched off and never
+    stops training. Set it to where your team looks."""

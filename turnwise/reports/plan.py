@@ -1,8 +1,8 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.chat.renderer import Renderer
-from turnwise.config import Config, RolloutConfig
-from turnwise.config.choices import Aggregation, ClusterName, Correction, Excess, PolicyLoss
+from turnwise.config import ONE_MACHINE, Config, RolloutConfig
+from turnwise.config.choices import Aggregation, Correction, Excess, PolicyLoss
 from turnwise.config.environment import told
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.host_memory import check_disk, checkpoints, host_memory
@@ -160,7 +160,7 @@ def _staleness(config: Config) -> list[str]:
 
 
 def _sharded(config: Config) -> list[str]:
-    if config.learner.processes == 1 or config.cluster is not ClusterName.none:
+    if config.learner.processes == 1 or config.cluster != ONE_MACHINE:
         return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import ConfigError, PluginError, SandboxLost, ScoringFailed, TurnwiseError, unknown
+from turnwise.errors import ConfigError, MachineryLost, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.extensions import named
 from turnwise.system.concurrency import gather_all
 from turnwise.system.plugins import adapted, load
@@ -237,7 +237,7 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
     name = name_of(scorer)
     try:
         result: Any = await scorer(trajectory)
-    except SandboxLost as error:
+    except MachineryLost as error:
         raise raised_by(name, error) from error
     except (ScoringFailed, TurnwiseError):
         raise

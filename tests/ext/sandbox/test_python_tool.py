@@ -12,10 +12,10 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.config import Config, RolloutConfig
-from turnwise.config.choices import SandboxLevel
 from turnwise.config.sections import with_section
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.python_tool import PythonTool, input_images
 from turnwise.ext.sandbox.results import Picture
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable

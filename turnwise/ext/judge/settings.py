@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.config.environment import judge_addresses
 from turnwise.errors import ConfigError, has_userinfo, unknown
+from turnwise.ext.judge.environment import judge_addresses
 
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240

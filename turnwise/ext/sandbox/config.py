@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.config.knobs import at_least, duration, knob, only, reaches, url
 from turnwise.errors import ConfigError
+from turnwise.ext.sandbox.level import SandboxLevel
 
 LOCAL = ("sandbox.url", "null")
 PRELOADED = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")

@@ -1,9 +1,18 @@
 """The section `servers`: inference servers that a run attaches to or starts, and what vLLM and SGLang are told."""
 
+import enum
 from dataclasses import dataclass
 
-from turnwise.config.choices import WeightTransfer
 from turnwise.config.knobs import at_least, knob, only_engines, reaches, was
+
+
+class WeightTransfer(enum.Enum):
+    """How all weights get into a vLLM server."""
+
+    files = "files"
+    """Files in shared memory, or in the runs' folder for servers on other machines."""
+    nccl = "nccl"
+    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/ext/vllm.md)."""
 
 
 @dataclass
