@@ -97,6 +97,8 @@ class Extension:
     """What `turnwise check NAME` runs: (config) -> a text that is printed and what --json adds."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """What a run starts beside itself: (config, folder of runs, command) -> a context manager with a `note`."""
+    keys_of_options: Mapping[str, str] = field(default_factory=dict)
+    """By the start of a key below `scoring.options`: where the key of an address in it belongs (`key_in` of a knob)."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """By kind (tool, loop, user, scorer, batch_scorer, dataset): what makes ours of a foreign object, or gives None."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +211,7 @@ OURS = {
             "python": "turnwise.ext.sandbox.python_tool:python",
             "code_interpreter": "turnwise.ext.sandbox.python_tool:code_interpreter",
         },
+        keys_of_options={"scoring.options.code_tests": "set TURNWISE_SANDBOX_TOKEN"},
         scorers={"code_tests": "turnwise.ext.sandbox.scoring.code_tests:code_tests"},
         sources=dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
         truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:truth_reader"},
@@ -237,6 +240,7 @@ OURS = {
             name: f"turnwise.ext.swe.tools:{name}"
             for name in ("bash", "edit", "execute_bash", "finish", "str_replace_editor")
         },
+        keys_of_options={"scoring.options.swe_tests": "set TURNWISE_SANDBOX_TOKEN"},
         scorers={"swe_tests": "turnwise.ext.swe.scoring:swe_tests"},
         tasks={"swe": "turnwise.ext.swe.task:TASK"},
         verbs={"swe": "turnwise.ext.swe.command"},

@@ -1,7 +1,7 @@
 """Every knob of the core, once, as dataclasses. `compose.py` fills them, `turnwise config` documents them."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.config.choices import (
     HistoryPolicy,
@@ -32,6 +32,7 @@ from turnwise.config.knobs import (
     url,
     was,
 )
+from turnwise.config.marks import changes_work, key_in, may_change
 from turnwise.config.training import AlgorithmConfig, LearnerConfig, SftConfig, TrackingConfig, TrainingConfig
 
 __all__ = [
@@ -46,6 +47,11 @@ ONE_MACHINE = "none"
 @dataclass
 class ModelConfig:
     """Which model is used, and how it is loaded."""
+
+    EVERY_KNOB: ClassVar = (
+        changes_work(),
+        key_in("HF_TOKEN"),
+    )
 
     path: str = knob("tiny", only_engines("renders"), path(), reaches("network", None))
     """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or a bundled model: `tiny`, or
@@ -66,6 +72,8 @@ class ModelConfig:
 @dataclass
 class ChatConfig:
     """How messages become tokens: template, tool format and history."""
+
+    EVERY_KNOB: ClassVar = (changes_work(),)
 
     template: str | None = knob(None, only_engines("renders"), path(), harmless())
     """A built-in name (`chatml_hermes`) or a Jinja file; null uses the model's own. Set it when the model has none, or
@@ -93,6 +101,11 @@ class ChatConfig:
 class DataConfig:
     """Which files samples come from, and how they are read."""
 
+    EVERY_KNOB: ClassVar = (
+        changes_work(),
+        key_in("HF_TOKEN"),
+    )
+
     train_files: list[str] = knob([], path(), reaches("network", None))
     """Rows to train on (docs/tasks.md); empty uses the task's own generator. Parquet, json, jsonl, csv, tsv (or
     packed: csv.gz), globs of them, folders, those of `save_to_disk`, or hub datasets (hf://datasets/OWNER/NAME/FILE).
@@ -111,7 +124,7 @@ class DataConfig:
     prompt_key: str = knob("prompt", harmless())
     """The column that holds the messages. Set it when your files call it something else."""
     default_source: str | None = knob(None, harmless())
-    """The data source of rows in files that have no column data_source, such as TRL's; scorers are chosen and
+    """The data source of rows in files that have no column data_source; scorers are chosen and
     reports are divided by it. Null refuses such rows."""
     max_prompt_tokens: int = knob(1024, at_least(1), only_engines("renders"))
     """Longer first prompts, tools included, are handled by `data.overlong`. Raise it when `turnwise check` counts many
@@ -123,6 +136,11 @@ class DataConfig:
 @dataclass
 class EngineConfig:
     """Which engine runs the model, and how much memory it takes."""
+
+    EVERY_KNOB: ClassVar = (
+        may_change(),
+        changes_work(),
+    )
 
     name: str = knob("auto", engine_or_plugin(), path())
     """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
@@ -150,7 +168,7 @@ class EngineConfig:
     (about twice as fast with few sequences; the native decoder then keeps its weights twice, once laid out for
     products). On a GPU take true to have sampler and learner share kernels that round alike whatever the batch: slower,
     and their log-probs are equal to the last bit. Without it they agree to rounding."""
-    base_url: str | None = knob(None, url(), only_engines(), reaches("network"))
+    base_url: str | None = knob(None, url(), only_engines(), reaches("network"), key_in("OPENAI_API_KEY"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
     environment variable OPENAI_API_KEY. Must be set with engine=openai."""
     model: str | None = knob(None, only_engines(), harmless())
@@ -168,6 +186,8 @@ class EngineConfig:
 @dataclass
 class SamplingConfig:
     """How one assistant turn is drawn."""
+
+    EVERY_KNOB: ClassVar = (changes_work(),)
 
     temperature: float = knob(1.0, at_least(0, 100))
     """The sampling temperature; 0 takes the likeliest token. Use 0 for an evaluation that repeats exactly; leave 1
@@ -188,11 +208,18 @@ class SamplingConfig:
 class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
+    EVERY_KNOB: ClassVar = (changes_work(),)
+
     agent: str | None = knob(None, path(), reaches("code", leads_away))
     """Loop for rows that name none: a built-in one, an extension's or module:function; null infers it.
     Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
     interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
-    agent_options: dict[str, Any] = knob({}, only("rollout.agent", "*"), reaches("network", None))
+    agent_options: dict[str, Any] = knob(
+        {},
+        only("rollout.agent", "*"),
+        reaches("network", None),
+        key_in("TURNWISE_ENV_TOKEN", "token_env"),
+    )
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
     scripted_answer: str = knob("#### 0", harmless())
@@ -207,7 +234,12 @@ class RolloutConfig:
     interaction: str | None = knob(None, path(), reaches("code", leads_away))
     """A simulated user for rows that name none: a built-in name, an extension's, module:function or module:Class. Set
     it when answers should get a reply; with null the first answer without a tool call ends the episode."""
-    interaction_kwargs: dict[str, Any] = knob({}, only("rollout.interaction", "*"), reaches("network", None))
+    interaction_kwargs: dict[str, Any] = knob(
+        {},
+        only("rollout.interaction", "*"),
+        reaches("network", None),
+        key_in(option="api_key_env"),
+    )
     """Config of that interaction, such as {max_turns: 2}. Set what the class reads."""
     max_assistant_turns: int | None = knob(16, at_least(1))
     """Turns of the policy after which the episode ends. Raise it for tasks that need many tool calls."""
@@ -250,10 +282,12 @@ class RolloutConfig:
 class ScoringConfig:
     """How trajectories are scored: which scorers, with which options, and how they are run."""
 
+    EVERY_KNOB: ClassVar = (changes_work(),)
+
     scorers: dict[str, str] = knob({}, path(), reaches("code", None))
     """Scorer by data source: a built-in name or module:function; the key "default" serves all others. Set it to reward
     with your own function."""
-    options: dict[str, Any] = knob({}, reaches("network", None))
+    options: dict[str, Any] = knob({}, reaches("network", None), key_in(option="api_key_env"))
     """Options by scorer, such as {gsm8k: {wrong: -0.1}}. Set those of the scorer in use; others are refused."""
     weights: dict[str, float] = knob({}, harmless())
     """Weight by part: the reward is then the weighted sum of the parts; those not named count fully. Set it when a
@@ -271,7 +305,9 @@ class ScoringConfig:
     agent_error: float | None = knob(0.0, any_number())
     """Reward of an episode whose agent raised because of what the policy wrote, such as a tool that is not there; its
     parts are 0. Lower it to punish that; null keeps the score (docs/ext/sdk_agents.md)."""
-    url: str | None = knob(None, url(), only("scoring.run", "http"), reaches("network"))
+    url: str | None = knob(
+        None, url(), only("scoring.run", "http"), reaches("network"), key_in("TURNWISE_REWARD_TOKEN")
+    )
     """The reward server's address, such as http://127.0.0.1:8200. Its token is the value of the environment variable
     TURNWISE_REWARD_TOKEN. Must be set with scoring.run=http."""
     batch_size: int = knob(64, at_least(1), only("scoring.run", "batch"))
@@ -284,6 +320,8 @@ class ScoringConfig:
 @dataclass
 class EvalConfig:
     """How an evaluation is run: how many samples and episodes, and what is written."""
+
+    EVERY_KNOB: ClassVar = (may_change(),)
 
     samples: int | None = knob(128, at_least(1))
     """Samples evaluated, from the start; null takes all. Raise it for smaller error bars (four times as
@@ -298,20 +336,26 @@ class EvalConfig:
 class Config:
     """The whole config: what a run is made of, by section."""
 
-    task: str | None = knob("arithmetic", path(), reaches("code", leads_away))
+    task: str | None = knob("arithmetic", path(), reaches("code", leads_away), changes_work())
     """A built-in task, my_task.py or module:NAME; it gives rows, tools, interaction and scorer. Set it to null
     when data.train_files or data.eval_files and scoring.scorers say everything."""
     profile: str | None = knob(None, harmless())
     """Values for other keys that fit a machine: laptop, one_gpu, eight_gpus, several_nodes, or a YAML
     file of your own. A config file and the command line override it. Set it first on a new machine, and
     look at `turnwise train --dry-run`."""
-    run: str | None = knob(None, harmless())
+    run: str | None = knob(None, harmless(), may_change())
     """Name of the run directory; null makes one from the command and the time. Set it to find, and resume, the run."""
-    runs_dir: str = knob("runs", harmless())
+    runs_dir: str = knob("runs", harmless(), may_change())
     """The folder of all runs, under the current one. Set it to keep them on another disk."""
-    resume: Resume = knob(Resume.never, only("run", "*"))
+    resume: Resume = knob(Resume.never, only("run", "*"), may_change())
     """What `turnwise train run=NAME` does when that run exists. Set `auto` to resume it."""
-    cluster: str = knob(ONE_MACHINE, name_of("places", {ONE_MACHINE: "On this machine."}), was("cluster.name"))
+    cluster: str = knob(
+        ONE_MACHINE,
+        name_of("places", {ONE_MACHINE: "On this machine."}),
+        was("cluster.name"),
+        may_change(),
+        changes_work(),
+    )
     """On which machines samplers, learner, scorers and sandboxes run. Set it to use more than this one."""
     seed: int = knob(0, at_least(0))
     """Seed of generated samples, shuffling, sampling and tools. Change it to repeat a run with other random numbers."""

@@ -79,6 +79,8 @@ class Knob:
     """What a run that somebody sent may reach by it; None for a knob that nobody has thought about."""
     was: str | None = None
     """The key that it had in earlier versions."""
+    marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What else its field, or its section for all of its knobs, says."""
     takes_plugin: bool = False
     """Beside what is offered it takes `module:name` of the user's."""
 
@@ -118,6 +120,7 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
     """Every knob of a config class by its key, sections and their knobs in order."""
     hints = typing.get_type_hints(section)
     knobs: dict[str, Knob] = {}
+    every = {name: what for mark in getattr(section, "EVERY_KNOB", ()) for name, what in mark.items()}
     for field in dataclasses.fields(section):
         key, hint = prefix + field.name, hints[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -136,6 +139,7 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
             field.metadata.get("path", False),
             field.metadata.get("reach", Reach("code", leads_away) if "choices" in field.metadata else None),
             field.metadata.get("was"),
+            every | {**field.metadata},
             "choices" in field.metadata and "closed" not in field.metadata,
         )
     return knobs

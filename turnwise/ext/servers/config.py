@@ -2,8 +2,10 @@
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.knobs import at_least, knob, only_engines, reaches, was
+from turnwise.config.marks import key_in, may_change
 
 
 class WeightTransfer(enum.Enum):
@@ -19,7 +21,11 @@ class WeightTransfer(enum.Enum):
 class ServersConfig:
     """Inference servers of vLLM and SGLang (docs/ext/servers.md)."""
 
-    addresses: list[str] = knob([], only_engines(), reaches("network"), was("engine.servers"))
+    EVERY_KNOB: ClassVar = (may_change(),)
+
+    addresses: list[str] = knob(
+        [], key_in("TURNWISE_ENGINE_KEY"), only_engines(), reaches("network"), was("engine.servers")
+    )
     """Addresses of servers to attach to, such as [http://node1:8000, http://node2:8000]; empty starts them here. Set it
     when they run on other machines or outlive a run (docs/ext/servers.md says how to start them)."""
     replicas: int = knob(1, at_least(1, 4096), only_engines(), was("engine.replicas"))
