@@ -35,7 +35,7 @@ from turnwise.engines.samplers.scripted import ScriptedSampler
 from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.episode import MakeBackend, RolloutContext
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
 from turnwise.rollout.users.loading import Users

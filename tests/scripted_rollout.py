@@ -22,7 +22,7 @@ from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
 from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.rollout.collector import run_group
 from turnwise.rollout.episode import RolloutContext, run_episode
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users

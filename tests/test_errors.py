@@ -11,7 +11,8 @@ from turnwise.commands.cli import main
 from turnwise.config.check import check_config
 from turnwise.config.knobs import knobs_of
 from turnwise.config.sections import full_config
-from turnwise.errors import ConfigError, TurnwiseError, has_userinfo, without_userinfo
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors.address_passwords import has_userinfo, without_userinfo
 from turnwise.ext.judge.environment import judge_addresses
 from turnwise.ext.judge.settings import JudgeSettings
 from turnwise.ext.llm_user.user import LlmUserSettings

@@ -100,7 +100,8 @@ class Extension:
     keys_of_options: Mapping[str, str] = field(default_factory=dict)
     """By the start of a key below `scoring.options`: where the key of an address in it belongs (`key_in` of a knob)."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """By kind (tool, loop, user, scorer, batch_scorer, dataset): what makes ours of a foreign object, or gives None."""
+    """By kind (tool, tool_module, loop, loop_module, user, scorer, batch_scorer, dataset, conversation):
+    (value, entry) -> ours, or None of an object it does not know."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Public names of `turnwise` that are the extension's."""
     imports: str | None = None
@@ -128,19 +129,19 @@ OURS = {
         engines={
             "auto": Engine(
                 "`cuda` where PyTorch sees a GPU, else `torch`; the plan says which.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="auto",
                 reads=(*_IN_PROCESS, "engine.memory_fraction", "engine.threads"),
             ),
             "torch": Engine(
                 "Turnwise's own sampler, in this process on the CPU; it gives the log-probs that training needs.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="cpu",
                 reads=(*_IN_PROCESS, "engine.threads"),
             ),
             "cuda": Engine(
                 "Turnwise's own sampler, in this process on one NVIDIA GPU, which it can share with the learner.",
-                "turnwise.engines.in_process:InProcessOpener",
+                "turnwise.engines.open_in_process:InProcessOpener",
                 device="cuda",
                 reads=(*_IN_PROCESS, "engine.memory_fraction"),
             ),
@@ -162,7 +163,11 @@ OURS = {
         }
     ),
     "board": Extension(
-        verbs={"board": "turnwise.ext.board.command", "report": "turnwise.ext.board.report_command"},
+        verbs={
+            "board": "turnwise.ext.board.command",
+            "report": "turnwise.ext.board.report_command",
+            "note": "turnwise.ext.board.note_command",
+        },
         beside={"board": "turnwise.ext.board.board_process:beside_run"},
         section="turnwise.ext.board.config:BoardConfig",
     ),

@@ -18,7 +18,7 @@ from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
 from turnwise.engines.learners.threads import computing
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.open import open_tuned
+from turnwise.engines.open_configured import open_tuned
 from turnwise.engines.opener import LearnerParts, model_source
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script

@@ -25,9 +25,9 @@ from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import trajectory_file
 from turnwise.system.stopping import run_stoppable
-from turnwise.training.engines import Engines, open_engines
 from turnwise.training.event_loop_lag import LoopLag
 from turnwise.training.reward_shaping import count
+from turnwise.training.run_engines import Engines, open_engines
 from turnwise.training.runs.prepare_training import prepare_training
 from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.train_run import TrainRun, open_train_run

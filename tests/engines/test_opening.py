@@ -11,12 +11,12 @@ import torch
 
 from turnwise import configure
 from turnwise.config.choices import Precision
-from turnwise.engines import in_process
+from turnwise.engines import open_in_process
 from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
-from turnwise.engines.open import open_pair, open_sampler
+from turnwise.engines.open_configured import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, model_source
 from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.rendering import make_renderer
@@ -102,7 +102,7 @@ def test_a_failure_after_the_sampler_closes_it(monkeypatch: pytest.MonkeyPatch) 
         assert workers() == 1
         raise MemoryError
 
-    monkeypatch.setattr(in_process, "open_learner", broken)
+    monkeypatch.setattr(open_in_process, "open_learner", broken)
     with pytest.raises(MemoryError):
         opened(body=fail)
     for capabilities, words in (
@@ -139,7 +139,7 @@ def test_the_engines_of_a_gpu_are_opened_side_by_side(precision: Precision) -> N
     memory, renderer, before = replace(memory, cache=1 << 22), make_renderer(config), torch.get_num_threads()
 
     async def body() -> None:
-        engines = in_process.open_on_gpu(config, chosen, renderer, ONE_UPDATE, said.append, memory)
+        engines = open_in_process.open_on_gpu(config, chosen, renderer, ONE_UPDATE, said.append, memory)
         try:
             assert engines.clock is not None and not engines.exact and not engines.take_turns
             await same_weights(engines)
@@ -172,7 +172,7 @@ def test_on_a_gpu_a_sampler_that_rests_shares_the_learner_s_weights() -> None:
         return {name: tensor.data_ptr() for name, tensor in made.tensors().items()}
 
     def writer(*overrides: str) -> Any:
-        return in_process._writer(configure(*SMALL, *overrides), chosen, trained, share=True)
+        return open_in_process._writer(configure(*SMALL, *overrides), chosen, trained, share=True)
 
     assert places(writer("training.max_lag=0")) == places(trained)
     assert not set(places(writer("training.max_lag=1")).values()) & set(places(trained).values())

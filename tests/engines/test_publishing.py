@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from turnwise.data.task_config import configure
 from turnwise.engines import publish_weights
-from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.publish_weights import check_trainable, make_update, needs_files, publish, weights_folder
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs

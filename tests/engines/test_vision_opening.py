@@ -13,9 +13,9 @@ from vision_families import UNFIT, build, write
 
 from turnwise import Config, configure
 from turnwise.config.choices import Precision
-from turnwise.engines.in_process import open_learner
 from turnwise.engines.model.vision_model import VisionModel
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts, check_vision, read_policy
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams

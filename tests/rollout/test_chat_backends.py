@@ -10,7 +10,7 @@ from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.errors import EpisodeError
 from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.rollout.episode import RolloutContext, run_episode
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.users.loading import Users

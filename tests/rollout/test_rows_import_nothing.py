@@ -17,7 +17,7 @@ from turnwise.config.sections import with_section
 from turnwise.errors import PluginError, TurnwiseError
 from turnwise.ext.verifiers.task import run as play_environment
 from turnwise.ext.verl.config import VerlConfig
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users
 from turnwise.types import InteractionSpec, Message, Role, Sample

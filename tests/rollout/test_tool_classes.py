@@ -9,7 +9,7 @@ from turnwise import ToolClass, ToolContext, ToolError
 from turnwise.config import Config, RolloutConfig
 from turnwise.config.choices import Lifecycle
 from turnwise.errors import PluginError
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.classes import class_tool
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.rollout.toolbox.toolbox import Toolbox

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
-from turnwise.scoring.rules.extract_answer import boxes, tagged
+from turnwise.scoring.rules.boxes_and_tags import boxes, tagged
 from turnwise.scoring.rules.math_boxed import MathCheckers, find_answer, is_same, math_boxed, tidy
 from turnwise.scoring.scorer import Score
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn

@@ -15,9 +15,9 @@ from turnwise.engines.learners.learner import Objective
 from turnwise.rollout.prepare import prepare
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
-from turnwise.training.engines import open_engines
 from turnwise.training.optimise import assign_credit, needs_critic, needs_reference
 from turnwise.training.reward_shaping import shape_overlong
+from turnwise.training.run_engines import open_engines
 from turnwise.training.sequences import TrainSequence
 from turnwise.training.staleness import treatment
 from turnwise.training.turn_credit import add_turn_credit

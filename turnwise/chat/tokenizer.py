@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.chat.template.bounded_jinja import install
-from turnwise.errors import TemplateError, one_line, unknown
+from turnwise.errors import TemplateError, one_line
+from turnwise.errors.nearest_name import unknown
 
 LONG = 16_384
 """Characters of a text that takes a while to encode."""

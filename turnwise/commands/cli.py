@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, PluginError, TurnwiseError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named, others
 from turnwise.system.plugins import load_module
 

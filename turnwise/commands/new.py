@@ -7,7 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from turnwise.errors import ConfigError, StorageError, unknown
+from turnwise.errors import ConfigError, StorageError
+from turnwise.errors.nearest_name import unknown
 
 HELP = "write a folder with a runnable task: tools, a user, a reward, rows"
 

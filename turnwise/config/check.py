@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from turnwise.config import Config
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, knob_for, section
-from turnwise.errors import ConfigError, texts_with_userinfo, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import texts_with_userinfo
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import extensions, named
 
 DEFAULT, COMMAND_LINE = "default", "command line"

@@ -18,7 +18,8 @@ from turnwise.config.old_keys import GONE, answers_to_old, renamed, translated
 from turnwise.config.sections import complete, full_config
 from turnwise.config.strict_yaml import read_yaml, write_yaml
 from turnwise.config.trees import check_keys, flatten, over, place
-from turnwise.errors import MOST_MEANT, ConfigError, nearest, one_line, unknown
+from turnwise.errors import ConfigError, one_line
+from turnwise.errors.nearest_name import MOST_MEANT, nearest, unknown
 from turnwise.extensions import extensions
 
 FILES = Path(__file__).parent / "files"

@@ -15,7 +15,8 @@ from turnwise.config.compose import other_names
 from turnwise.config.knob_usage import PACKAGE, ROOT, readers, sections
 from turnwise.config.knobs import PLUGIN, Knob, kind_of, knobs_of
 from turnwise.config.sections import full_config
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from turnwise import extensions
 from turnwise.config import Config
 from turnwise.config.sections import with_value
-from turnwise.errors import ConfigError, without_userinfo
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import without_userinfo
 
 MODEL = "BASE_MODEL_PATH"
 DATA, CACHE = "DATA_REPO", "DATA_CACHE"

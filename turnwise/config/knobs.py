@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise import extensions
-from turnwise.errors import without_userinfo
+from turnwise.errors.address_passwords import without_userinfo
 
 MOST_WHOLE = 2**53
 """No whole number is larger: beyond it JSON and floats lose digits."""

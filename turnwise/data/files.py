@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.data.rows import expand, is_data
-from turnwise.errors import DataError, nearest
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import nearest
 from turnwise.system.image_sources import is_file_name
 
 MOST_FILES = 100_000

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.data.images.cells import ImageCells, RowImages, is_array_of_bytes
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, shorten
-from turnwise.errors import unknown
+from turnwise.errors.nearest_name import unknown
 from turnwise.types import Image, Message, Part, Role, Text, ToolCall
 
 MARKER = "<image>"

@@ -9,7 +9,8 @@ from typing import Any
 
 from turnwise.data.row_formats import FORMATS, as_record, ending_of, read_records
 from turnwise.data.values import shorten
-from turnwise.errors import DataError, nearest
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import nearest
 
 
 @dataclass(frozen=True, slots=True)

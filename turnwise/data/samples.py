@@ -10,7 +10,7 @@ from turnwise.data.images.cells import ROOT, ImageCells, RowImages
 from turnwise.data.prompts import read_prompt
 from turnwise.data.rows import Row, RowError
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
-from turnwise.errors import nearest
+from turnwise.errors.nearest_name import nearest
 from turnwise.types import InteractionSpec, Sample
 
 _COLUMNS = (

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.config.environment import data_folder
-from turnwise.errors import ConfigError, DataError, PluginError, unknown
+from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.system.metrics import Reduction
 from turnwise.system.plugins import call, load, names_in

@@ -3,9 +3,10 @@
 import functools
 import io
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise import extensions
 from turnwise.chat.renderer import Renderer
@@ -15,10 +16,11 @@ from turnwise.engines.learners.learner import Learner
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, PluginError
-from turnwise.system.plugins import load
+from turnwise.system.plugins import load, load_module
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.devices import Gpu
@@ -77,6 +79,24 @@ class OpenPair:
     """Where files of weights are put for the sampler, where it takes files."""
 
 
+class ShardedLearners(Protocol):
+    """The learners that several processes share, of the module that the table names for `learner.processes`."""
+
+    def open_alone(self, config: "Config", renderer: "Renderer", parts: "LearnerParts", say: "Say") -> "OpenLearner":
+        """Without a sampler; it must be closed."""
+        ...
+
+    def open_beside(
+        self, config: "Config", renderer: "Renderer", parts: "LearnerParts", say: "Say"
+    ) -> "AbstractAsyncContextManager[OpenLearner]":
+        """Beside a sampler of this process, which keeps its GPU."""
+        ...
+
+    def read_whole(self, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+        """What its processes wrote into a checkpoint, put together."""
+        ...
+
+
 class Opener:
     """How one engine is opened, checked and described. A new sampler defines `open`; the rest has a default."""
 
@@ -115,6 +135,13 @@ class Opener:
     def weights_folder(self, config: Config) -> Path | None:
         """Where files of weights must lie for all who read them to see them; None: anywhere on this machine."""
         return None
+
+
+def sharded_learners() -> ShardedLearners:
+    """How a learner of several processes is opened, and how its state is read."""
+    module: Any = load_module(extensions.named("learners")["sharded"], "learner")
+    learners: ShardedLearners = module
+    return learners
 
 
 def opener_of(config: Config) -> Opener:

@@ -30,8 +30,8 @@ from turnwise.rollout.prepare import Prepared
 from turnwise.scoring.failures import check_scoring
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import read_status
-from turnwise.training.engines import open_engines
 from turnwise.training.optimise import beside_policy
+from turnwise.training.run_engines import open_engines
 from turnwise.training.runs.prepare_training import prepare_training
 from turnwise.training.runs.resume_config import existing_run
 from turnwise.training.runs.trust import check_run

@@ -15,7 +15,7 @@ from rich.text import Text
 from turnwise.errors import ScoringFailed
 from turnwise.reports.cannot_follow import cannot_follow
 from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_row, narrowest
-from turnwise.reports.repeated_answers import most_repeated, repeated_answers
+from turnwise.reports.pass_at_k import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
 from turnwise.rollout.toolbox.report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback

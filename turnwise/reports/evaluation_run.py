@@ -17,7 +17,7 @@ from turnwise.reports.evaluation import (
     repeated_numbers,
     summarise,
 )
-from turnwise.reports.repeated_answers import most_repeated, repeated_answers
+from turnwise.reports.pass_at_k import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, declared_by
 from turnwise.rollout.collector import Collector, run_group
 from turnwise.rollout.episode import RolloutContext

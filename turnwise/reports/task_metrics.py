@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.data.task import Task, builtin_tasks, is_own, load_task
-from turnwise.errors import PluginError, unknown
+from turnwise.errors import PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.scoring.scorer import is_failed
 from turnwise.system.metrics import Metric, Reduction
 from turnwise.types import Trajectory

@@ -9,6 +9,7 @@ from turnwise.chat.images.blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import ChatBackend, cleaned, open_prompt, prepare_images_of
+from turnwise.rollout.episode_limits import turn_limit
 from turnwise.rollout.large_messages import is_large, off_loop
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
 from turnwise.rollout.users.episode_user import EpisodeUser
@@ -66,7 +67,6 @@ class Conversation:
         self._tools = shared.tools
         self._user = user
         self._ended: StopReason | None = None
-        self._user_turns = 0
         self._malformed = 0
         self._opened = False
         self._writing = False
@@ -183,11 +183,11 @@ class Conversation:
         if not self._opened:
             await self._open()
         while True:
-            free = self._shared.free()
+            free = self._shared.limits.tokens_free()
             full, prompt, text = self.backend.take_ids(
                 ids, len(self.turns), origin, None if free is None else free - 1, self.messages
             )
-            if full is not StopReason.TOKEN_BUDGET or not self._shared.others_hold:
+            if full is not StopReason.TOKEN_BUDGET or not self._shared.limits.tokens_are_held:
                 break
             await self._wait()
         if full is not None:
@@ -213,7 +213,7 @@ class Conversation:
         task = self._shared.enter()
         try:
             replies = await self._tools.call(message.tool_calls, turn.calls)
-            if self._shared.may_show(images_in(replies)):  # else `add` ends the episode, and nobody needs them
+            if self._shared.limits.may_show(images_in(replies)):  # else `add` ends the episode, and nobody needs them
                 await prepare_images_of(self.backend, replies)
         finally:
             self._shared.leave(task)
@@ -237,10 +237,9 @@ class Conversation:
             self._shared.leave(task)
         if ended:
             self._end(StopReason.USER_ENDED)
-        limit = self._rollout.max_user_turns
-        if limit is not None and self._user_turns >= limit:
+        if self._shared.limits.user_turns_are_used:
             self._end(StopReason.USER_TURN_BUDGET)
-        self._user_turns += 1
+        self._shared.limits.count_user_turn()
         return [Message(Role.USER, text)]
 
     def add(self, replies: Sequence[Message]) -> None:
@@ -251,11 +250,11 @@ class Conversation:
         if any(reply.role is Role.ASSISTANT for reply in replies):
             raise PluginError("the agent loop adds an assistant message; only the policy speaks as the assistant")
         turn.replies = [cleaned(reply) for reply in replies]
-        if self._shared.turns_are_used:
+        if self._shared.limits.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        ready = self.backend.has_prepared(images := images_in(turn.replies)) or not self._shared.may_show(images)
+        ready = self.backend.has_prepared(images := images_in(turn.replies)) or not self._shared.limits.may_show(images)
         full = self._show(turn.replies, len(self.messages)) if (can_show := ready and not is_large(replies)) else None
-        if not can_show or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
+        if not can_show or (full is StopReason.TOKEN_BUDGET and self._shared.limits.tokens_are_held):
             self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
         elif full is not None:
             self._end(full)
@@ -276,9 +275,10 @@ class Conversation:
 
     async def _open(self) -> None:
         """Show the prompt; while its images are prepared nobody else may."""
-        if not self._shared.may_show(images := images_in(self.messages)):
+        if not self._shared.limits.may_show(images := images_in(self.messages)):
             self._end(StopReason.IMAGE_BUDGET)
-        self._shared.images, self._writing = self._shared.images + len(images), True
+        limits, self._writing = self._shared.limits, True
+        limits.images += len(images)
         try:
             await prepare_images_of(self.backend, self.messages)
             if not self.by_ids and not await open_prompt(self.backend, self.messages):
@@ -286,25 +286,25 @@ class Conversation:
             self._opened = True
         finally:
             self._writing = False
-            self._shared.images -= 0 if self._opened else len(images)
+            limits.images -= 0 if self._opened else len(images)
 
     def _show(self, replies: Sequence[Message], before: int) -> StopReason | None:
         """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
-        free = self._shared.free()
+        free = self._shared.limits.tokens_free()
         budget, images = None if free is None else free - 1, images_in(replies)
-        if not self._shared.may_show(images):
+        if not self._shared.limits.may_show(images):
             return StopReason.IMAGE_BUDGET
         messages = self.messages if before == len(self.messages) else self.messages[:before]
         full = self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
-        self._shared.images += len(images) if full is None else 0
+        self._shared.limits.images += len(images) if full is None else 0
         return full
 
     async def _show_held(self) -> None:
         while self._held is not None:
-            if self._shared.may_show(images_in(self._held[0])):
+            if self._shared.limits.may_show(images_in(self._held[0])):
                 await prepare_images_of(self.backend, self._held[0])
             full = await off_loop(self._held[0], self._show, *self._held)
-            if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
+            if full is StopReason.TOKEN_BUDGET and self._shared.limits.tokens_are_held:
                 await self._shared.changed()
                 self._check_going_on()
                 continue
@@ -324,9 +324,12 @@ class Conversation:
             own = shared.sampling.max_tokens if max_tokens is None else min(max_tokens, shared.sampling.max_tokens)
             room = self.backend.room()
             wanted = own if room is None else min(own, room)
-            left = await shared.reserve(wanted)
-            held = wanted if left is None else min(wanted, left)
-            limit, reason = self._token_limit(own, left, room)
+            held = await shared.hold_tokens(wanted)
+            limit, reason = turn_limit(
+                own, shared.limits.tokens_left(), room, is_callers=own != shared.sampling.max_tokens
+            )
+            if limit <= 0:
+                self._end(reason or StopReason.TURN_TRUNCATED)
             start = time.perf_counter()
             try:
                 turn = await self.backend.reply(len(self.turns), limit, stop)
@@ -339,9 +342,9 @@ class Conversation:
             return reason
         finally:
             self._writing = False
-            shared.give_back(held)
+            shared.release_tokens(held)
             if len(self.turns) == before:
-                shared.cancel_turn()
+                shared.limits.cancel_turn()
             shared.leave(task)
 
     async def _wait(self) -> None:
@@ -385,15 +388,3 @@ class Conversation:
         self.turns[-1].user_score = reply.score
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return reply.end, reply.text
-
-    def _token_limit(self, own: int, left: int | None, room: int | None) -> tuple[int, StopReason | None]:
-        """(most tokens of this turn, the reason to give when it is hit: none for a limit of the caller's)."""
-        whole = own == self._shared.sampling.max_tokens
-        limit, reason = own, StopReason.TURN_TRUNCATED if whole else None
-        if left is not None and left < limit:
-            limit, reason = left, StopReason.TOKEN_BUDGET
-        if room is not None and room < limit:
-            limit, reason = room, StopReason.CONTEXT_FULL
-        if limit <= 0:
-            self._end(reason or StopReason.TURN_TRUNCATED)
-        return limit, reason

@@ -17,7 +17,7 @@ from turnwise.errors import EpisodeError, TemplateError, TurnwiseError, first_ca
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
-from turnwise.rollout.plan import Plan, Route
+from turnwise.rollout.routing import Plan, Route
 from turnwise.rollout.shared_episode import SharedEpisode
 from turnwise.rollout.toolbox.replies import TokenSpans
 from turnwise.rollout.toolbox.toolbox import EpisodeTools, Toolbox
@@ -42,7 +42,7 @@ class MakeBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all episodes of a run share: the part of `assemble.Prepared` that they need, and who writes them.
+    """What all episodes of a run share: the part of `prepare.Prepared` that they need, and who writes them.
 
     One run has several: sampled and greedy episodes, training and evaluation.
     """

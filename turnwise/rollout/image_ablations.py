@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.errors import ConfigError, EpisodeError, unknown
+from turnwise.errors import ConfigError, EpisodeError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout.sample_images import opened, png_url
 from turnwise.rollout.toolbox.images import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory

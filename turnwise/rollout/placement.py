@@ -9,7 +9,7 @@ from typing import Protocol
 from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.engines.open import open_pair, open_sampler
+from turnwise.engines.open_configured import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, Say
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.scoring.service import Runner, make_runner

@@ -11,7 +11,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from turnwise.config import Config
 from turnwise.config.sections import value_of
-from turnwise.errors import ConfigError, PluginError, nearest, unknown
+from turnwise.errors import ConfigError, PluginError
+from turnwise.errors.nearest_name import nearest, unknown
 from turnwise.extensions import named
 from turnwise.system.plugins import load
 

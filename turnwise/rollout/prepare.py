@@ -17,7 +17,7 @@ from turnwise.chat.template.history_forecast import TemplateForecast, forecast
 from turnwise.chat.template.trials import BLANK
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.check import check_config
-from turnwise.data.dataset import dataset_rows
+from turnwise.data.custom_dataset import dataset_rows
 from turnwise.data.files import Split
 from turnwise.data.images.cells import ImageCells
 from turnwise.data.loader import drop_overlong
@@ -37,7 +37,7 @@ from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
 from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.placement import placement_of
-from turnwise.rollout.plan import Plan, Route
+from turnwise.rollout.routing import Plan, Route
 from turnwise.rollout.scripted_backend import ScriptedBackend
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.loading import as_tool

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.images.pixels import unpack
 from turnwise.data.images.provenance import IDENTITY, Matrix, OriginCheck, Trail
-from turnwise.errors import DataError, EpisodeError, ToolError, nearest
+from turnwise.errors import DataError, EpisodeError, ToolError
+from turnwise.errors.nearest_name import nearest
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.storage.images.copies import images_for
 from turnwise.system.image_bytes import data_url

@@ -1,4 +1,4 @@
-"""What the conversations of one episode share: its end, its budgets of tokens and turns, and who is at work."""
+"""What the conversations of one episode share: its end, its limits, and the tasks that work for it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.rollout.chat_backends import ChatBackend
+from turnwise.rollout.episode_limits import EpisodeLimits
 from turnwise.rollout.toolbox.toolbox import EpisodeTools
 from turnwise.types import EpisodeFacts, Image, JsonSchema, Sample, StopReason
 
@@ -28,8 +29,8 @@ class BranchEnd(EpisodeEnd):
 class SharedEpisode:
     """One for each episode, held by all of its conversations.
 
-    A conversation that writes holds the tokens it may need (`reserve`); another that needs more than is left beside
-    them waits until one is done (`give_back` wakes it), so that the budget is neither overrun nor cut short for
+    A conversation that writes holds the tokens it may need (`hold_tokens`); another that needs more than is left beside
+    them waits until one is done (`release_tokens` wakes it), so that the budget is neither overrun nor cut short for
     tokens that nobody wrote.
     """
 
@@ -51,10 +52,7 @@ class SharedEpisode:
         """What the agent loop leaves on the trajectory, as JSON values by name."""
         self.facts = EpisodeFacts()
         """What is found out beside the messages, written on the trajectory as it is."""
-        self.images = 0
-        """Shown to the model in any of its conversations."""
-        self._turns = 0
-        self._reserved = 0
+        self.limits = EpisodeLimits(rollout, self.conversations)
         self._at_work: set[asyncio.Task[object]] = set()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -84,61 +82,26 @@ class SharedEpisode:
         return candidate
 
     def begin_turn(self) -> None:
-        """Count a turn that begins; `cancel_turn` takes back one that came to nothing."""
-        limit = self.rollout.max_assistant_turns
-        if limit is not None and self._turns >= limit:
+        """Count a turn that begins, or end the episode where there was none left."""
+        if self.limits.turns_are_used:
             self.end(StopReason.ASSISTANT_TURN_BUDGET)
-        self._turns += 1
-
-    def cancel_turn(self) -> None:
-        """Gives back a turn that was counted and then not written."""
-        self._turns -= 1
-
-    @property
-    def turns_are_used(self) -> bool:
-        """Whether no further turn may begin."""
-        limit = self.rollout.max_assistant_turns
-        return limit is not None and self._turns >= limit
-
-    def may_show(self, images: Sequence[Image]) -> bool:
-        """Whether the budget has room for all of them; asked before they are prepared, which takes long."""
-        limit = self.rollout.max_images
-        return not images or limit is None or self.images + len(images) <= limit
+        self.limits.count_turn()
 
     async def prepare_images(self, backend: ChatBackend, images: Sequence[Image]) -> None:
         """Prepare a tool's images unless they are too many: those end the episode when they are shown."""
-        if self.may_show(images):
+        if self.limits.may_show(images):
             await backend.prepare_images(images)
 
-    def left(self) -> int | None:
-        """Tokens of the budget that nobody has used; None without a budget."""
-        if self.rollout.max_tokens is None:
-            return None
-        return self.rollout.max_tokens - sum([conversation.backend.used() for conversation in self.conversations])
-
-    def free(self) -> int | None:
-        """Those that nobody holds either."""
-        left = self.left()
-        return None if left is None else left - self._reserved
-
-    @property
-    def others_hold(self) -> bool:
-        """Whether conversations that write hold tokens they may not need."""
-        return self._reserved > 0
-
-    async def reserve(self, wanted: int) -> int | None:
-        """Hold up to `wanted` tokens, fewer when fewer are left; returns those left, None without a budget."""
-        while True:
-            left = self.left()
-            if left is None or min(wanted, left) <= left - self._reserved or left <= 0:
-                self._reserved += max(0, wanted if left is None else min(wanted, left))
-                return left
+    async def hold_tokens(self, wanted: int) -> int:
+        """Hold up to `wanted` tokens, fewer when fewer are left, once others hold them no more; how many they are."""
+        while (held := self.limits.hold_tokens(wanted)) is None:
             await self.changed()
             self.check_going_on()
+        return held
 
-    def give_back(self, reserved: int) -> None:
-        """Hold them no more; what was written is counted by the backend."""
-        self._reserved -= max(0, reserved)
+    def release_tokens(self, held: int) -> None:
+        """Hold them no more, and wake those that wait for them."""
+        self.limits.release_tokens(held)
         if self._waiting:
             self._wake()
 

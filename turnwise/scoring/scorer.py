@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import ConfigError, MachineryLost, PluginError, ScoringFailed, TurnwiseError, unknown
+from turnwise.errors import ConfigError, MachineryLost, PluginError, ScoringFailed, TurnwiseError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.system.concurrency import gather_all
 from turnwise.system.plugins import adapted, load

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
-from turnwise.errors import ConfigError, DataError, unknown
+from turnwise.errors import ConfigError, DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.scoring.event_loop_resources import close_loop_resources, take_metrics
 from turnwise.scoring.failures import ScoringStats, counted, within

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from turnwise.errors import ConfigError, StorageError, nearest, one_line
+from turnwise.errors import ConfigError, StorageError, one_line
+from turnwise.errors.nearest_name import nearest
 from turnwise.storage.configs import read_config
 from turnwise.storage.index import COLUMNS, INDEX, Shard, parse_line, shard_of
 from turnwise.storage.run_dir import METRICS, TRAINED, RunDir

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from turnwise.errors import ConfigError, StorageError, nearest
+from turnwise.errors import ConfigError, StorageError
+from turnwise.errors.nearest_name import nearest
 from turnwise.system.files import cannot, check_regular, replacing
 
 CONFIG, PLAN, METRICS, LOG, REPLAY = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt", "replay.json"

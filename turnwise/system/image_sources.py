@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from turnwise.errors import DataError, nearest
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import nearest
 from turnwise.system.image_bytes import ENDINGS, KINDS, media_type
 
 MOST_BYTES = 64 << 20

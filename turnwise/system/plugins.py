@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from turnwise.errors import PluginError, TurnwiseError, nearest, one_line, unknown
+from turnwise.errors import PluginError, TurnwiseError, one_line
+from turnwise.errors.nearest_name import nearest, unknown
 from turnwise.extensions import adapters, import_hooks
 
 LONGEST_NAME = 80

@@ -9,7 +9,8 @@ from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.host_memory import check_disk, check_host_memory
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opener import opener_of
-from turnwise.errors import ConfigError, DataError, unknown
+from turnwise.errors import ConfigError, DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared
 from turnwise.training.advantages import check

@@ -7,7 +7,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.errors import DataError
 from turnwise.rollout.imitation import Dialogue, imitate
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users

@@ -9,7 +9,7 @@ import pytest
 from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.ext.gym.loop import GymOptions, NoAction, read_action
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users
 from turnwise.types import StopReason

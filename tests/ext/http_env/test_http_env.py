@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users
 from turnwise.scoring.event_loop_resources import close_loop_resources

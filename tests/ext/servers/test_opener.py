@@ -12,7 +12,7 @@ from turnwise.config import Config
 from turnwise.data.task_config import configure
 from turnwise.engines import devices
 from turnwise.engines.devices import Gpu, VisibleGpus
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.opener import model_source, opener_of
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import Adapter, FullWeights, WeightsFolder

@@ -11,7 +11,7 @@ import pytest
 from inference_servers import VOCABULARY, Model, logprob, sglang_app, vllm_app
 
 from turnwise.data.task_config import configure
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.opener import opener_of
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs

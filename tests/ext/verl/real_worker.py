@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from turnwise import configure
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.rollout.prepare import load_samples, make_renderer
 

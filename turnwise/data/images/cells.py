@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from turnwise.data.values import FieldError, as_text, describe, join, shorten
-from turnwise.errors import DataError, nearest
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import nearest
 from turnwise.system.image_bytes import KINDS, data_url, media_type
 from turnwise.system.image_sources import MARK, member_of, members
 from turnwise.types import Image

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from turnwise.data.task import Script, ScriptedTurn, Task
 from turnwise.data.write import write_rows
-from turnwise.errors import DataError, unknown
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.system.metrics import Reduction
 from turnwise.types import CallStatus, Role, ToolCall, Trajectory
 

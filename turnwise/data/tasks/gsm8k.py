@@ -10,7 +10,8 @@ from turnwise.data.number_answers import extract_answer, extract_loose, read_num
 from turnwise.data.rows import Row, RowError, expand, read_rows
 from turnwise.data.task import Task
 from turnwise.data.write import write_rows
-from turnwise.errors import ConfigError, DataError, nearest, unknown
+from turnwise.errors import ConfigError, DataError
+from turnwise.errors.nearest_name import nearest, unknown
 from turnwise.system.metrics import Reduction
 from turnwise.types import Trajectory
 

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.sharded import sharded_learners
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.tensor_file import write_tensors
+from turnwise.engines.opener import sharded_learners
 from turnwise.errors import EngineError, StorageError
 
 FILE = "learner.safetensors"

@@ -31,7 +31,8 @@ from turnwise.engines.model.huggingface_folder import (
     read_raw_config,
 )
 from turnwise.engines.model.sources import ModelSource
-from turnwise.errors import EngineError, nearest, one_line
+from turnwise.errors import EngineError, one_line
+from turnwise.errors.nearest_name import nearest
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,8 @@ from turnwise.engines.model.decoder import Decoder, Layer
 from turnwise.engines.model.huggingface_folder import Fused
 from turnwise.engines.model.policy_model import Gather, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.errors import EngineError, unknown
+from turnwise.errors import EngineError
+from turnwise.errors.nearest_name import unknown
 from turnwise.system.files import replacing
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -5,7 +5,8 @@ from importlib import import_module, resources
 from pathlib import Path
 
 from turnwise.engines.model.hub import PICKLES, download, is_hub_id
-from turnwise.errors import ConfigError, nearest, one_line
+from turnwise.errors import ConfigError, one_line
+from turnwise.errors.nearest_name import nearest
 from turnwise.extensions import named
 from turnwise.system.plugins import names_in
 

@@ -10,7 +10,9 @@ import httpx
 
 from turnwise.config import Config, EngineConfig
 from turnwise.engines.opener import Opener
-from turnwise.errors import ConfigError, EngineError, EpisodeError, has_userinfo, unknown
+from turnwise.errors import ConfigError, EngineError, EpisodeError
+from turnwise.errors.address_passwords import has_userinfo
+from turnwise.errors.nearest_name import unknown
 from turnwise.system import time_budget
 from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import FinishReason

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from turnwise.errors import unknown
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.board.columns import GROUPED, KINDS, SPLITS, Array, ColumnKind, Pools, Snapshot, ValuePool
 from turnwise.storage.index import COLUMNS
 

@@ -8,7 +8,7 @@ from turnwise.ext.board.conversation import message_json, read_all
 from turnwise.ext.board.images import Pictures
 from turnwise.ext.board.json_values import plain
 from turnwise.ext.board.table import NotThere, Table
-from turnwise.reports.repeated_answers import pass_at_k
+from turnwise.reports.pass_at_k import pass_at_k
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Trajectory
 

@@ -5,30 +5,28 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise import extensions
-from turnwise.errors import ConfigError, StorageError, nearest
+from turnwise.errors import ConfigError, StorageError
+from turnwise.errors.nearest_name import nearest
 from turnwise.ext.board.liveness import Liveness, liveness_of
+from turnwise.ext.board.notes import NOTES, Notes, read_notes
 from turnwise.ext.board.run_summary import MetricsReader, RunSummary, summarise_run
 from turnwise.ext.board.run_warnings import run_warnings
 from turnwise.ext.board.series import Series
 from turnwise.storage.configs import read_config
-from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, WARNINGS, RunDir
 from turnwise.storage.status import STATUS
-from turnwise.system.files import cannot
 
 if TYPE_CHECKING:
     from turnwise.ext.board.table import Table
 
 _CHECKED = (METRICS, "index.jsonl", "trajectories", "eval", WARNINGS)
 """What health is read from."""
-_FILES = (*_CHECKED, CONFIG, STATUS, LOG, PLAN, "checkpoints", "tokenizer.json")
+_FILES = (*_CHECKED, CONFIG, STATUS, NOTES, LOG, PLAN, "checkpoints", "tokenizer.json")
 _SUMMARISED = (METRICS, "eval", STATUS)
-_LOG_BYTES, _LOG_LINES, _PLAN_CHARS = 100_000, 200, 200_000
 _TABLES = 3
 """Runs whose trajectories are held in memory at once."""
 
@@ -201,11 +199,12 @@ class BoardRun:
     def summary(self, now: float) -> dict[str, Any]:
         """What the list of runs says about it. A damaged file is told in `reason`, beside what the others say."""
         problems: list[str] = []
-        newest, values = RunSummary(), dict[str, str]()
+        newest, values, notes = RunSummary(), dict[str, str](), Notes()
         liveness = self.status(now)
         try:
             newest = self.newest()
             values = self.config()[1]
+            notes = read_notes(self.dir)
         except StorageError as error:
             problems.append(str(error))
         problems += self.series.problems()
@@ -228,49 +227,19 @@ class BoardRun:
             "accuracy_step": newest.accuracy_step,
             "spark": list(newest.spark),
             "watch": self.known_watched(),
+            "problems": problems,
+            "note": notes.note,
+            "tags": notes.tags,
         }
 
     def details(self, now: float) -> dict[str, Any]:
-        """The summary and what a run's own page shows besides."""
-        from turnwise.ext.board.headline import headline
-        from turnwise.ext.board.probes import is_probe
-        from turnwise.ext.board.results import results
+        """The summary and what a run's own pages show besides."""
+        from turnwise.ext.board.run_details import run_details
 
         self.refresh()
         version = self.version(now)
-        table, names = self.table, self.series.names()
-        shards, evaluated = table.shards(), results(self.dir)
-        tokens_per_second = evaluated["tokens_per_second"] if evaluated else None
-        return self.summary(now) | {
-            "headline": headline(self.series, table.snapshot, self.newest(), tokens_per_second),
-            "warnings": [asdict(warning) for warning in run_warnings(self.dir)],
-            "plan": self._end_of(PLAN, _PLAN_CHARS),
-            "log": "".join(self._end_of(LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
-            "sources": _sources(names),
-            "metrics": names,
-            "constant": self.series.constants(),
-            "shards": [
-                {"shard": entry.shard, "split": entry.split, "step": entry.step, "size": entry.size} for entry in shards
-            ],
-            "trajectories": sum(entry.size for entry in shards),
-            "checkpoints": self._checkpoints(),
-            "results": evaluated,
-            "probe": is_probe(self.dir),
-            "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
-            "pending": table.pending,
-            "left_out": table.left_out,
-            "problems": self.series.problems() + [f"{entry['file']}: {entry['reason']}" for entry in table.damaged],
-            "version": version,
-        }
-
-    def _checkpoints(self) -> list[str]:
-        return sorted(path.name for path in (self.dir.path / "checkpoints").glob("step_*") if path.is_dir())
-
-    def _end_of(self, name: str, size: int) -> str:
-        try:
-            return end_of_text(self.dir.path / name, size)
-        except OSError as error:
-            raise cannot("read", self.dir.path / name, error) from error
+        summary, details = self.summary(now), run_details(self)
+        return summary | details | {"problems": summary["problems"] + details.pop("damaged"), "version": version}
 
     def _signature(self, names: Sequence[str]) -> Signature:
         stamps: list[tuple[int, int, int] | None] = []
@@ -377,12 +346,6 @@ def _free(folder: Path, names: dict[str, Path]) -> str:
         name = f"{folder.name} ({folder.parent.name} {number})"
         number += 1
     return name
-
-
-def _sources(metrics: Sequence[str]) -> list[str]:
-    """The data sources that metrics name."""
-    heads = ("train/accuracy/", "val/accuracy/")
-    return sorted({name.removeprefix(head) for name in metrics for head in heads if name.startswith(head)})
 
 
 def _model(values: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.errors import unknown
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.board.columns import (
     GROUPED,
     KINDS,

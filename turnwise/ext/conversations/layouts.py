@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, shorten
-from turnwise.errors import DataError, nearest, unknown
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import nearest, unknown
 
 Values = Mapping[str, Any]
 

@@ -8,8 +8,8 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.config.sections import section
 from turnwise.engines.devices import rank_devices
-from turnwise.engines.in_process import implementation_of
 from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.open_in_process import implementation_of
 from turnwise.engines.opener import LearnerParts, Say, model_source, small_picture
 from turnwise.engines.samplers.cpu.threads import usable_cores
 from turnwise.ext.fsdp.config import FsdpConfig

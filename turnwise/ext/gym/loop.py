@@ -13,7 +13,8 @@ from pydantic import Field
 
 from turnwise.config import Config
 from turnwise.config.knobs import is_plugin
-from turnwise.errors import ConfigError, EpisodeError, PluginError, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.environments import Observation, Opening, play

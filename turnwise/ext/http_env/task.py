@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from turnwise.data.task import Task
 from turnwise.data.write import write_rows
-from turnwise.errors import ConfigError, DataError, unknown
+from turnwise.errors import ConfigError, DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.system.metrics import Reduction
 from turnwise.types import Trajectory
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from turnwise.config import Config
 from turnwise.config.environment import Use, is_address, value
-from turnwise.errors import ConfigError, has_userinfo, without_userinfo
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import has_userinfo, without_userinfo
 
 JUDGE = "LLM_AS_A_JUDGE_BASE"
 

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.errors import ConfigError, has_userinfo, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import has_userinfo
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.judge.environment import judge_addresses
 
 DEFAULT_URL = "http://localhost:18901/v1"

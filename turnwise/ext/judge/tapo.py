@@ -4,7 +4,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.judge.budget import refuse_budget
 from turnwise.ext.judge.tool_misuse import EXECUTED, Penalties, misuse_by_turn
 from turnwise.ext.judge.turn_scores import LLM, View, turn_scorer

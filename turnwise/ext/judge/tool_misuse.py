@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.storage.images.copies import images_for
 from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.system.image_sources import read_source

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.judge.judge import LlmJudge
 from turnwise.ext.judge.prompts import full_trace, images_of, question_of
 from turnwise.ext.judge.settings import JudgeSettings

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from turnwise.errors import ConfigError, has_userinfo, one_line
+from turnwise.errors import ConfigError, one_line
+from turnwise.errors.address_passwords import has_userinfo
 from turnwise.rollout.plugin_options import read_settings
 
 

@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, one_line, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, one_line
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.mcp.answers import Incoming, first_problem, read_result
 from turnwise.ext.mcp.config import ServerSpec, read_entry
 from turnwise.rollout.plugin_options import read_settings

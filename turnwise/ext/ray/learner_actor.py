@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config import Config
 from turnwise.config.sections import section
 from turnwise.engines.devices import gpus_for_learner, rank_devices
-from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.learner import Objective, TokenBatch, Who
 from turnwise.engines.memory_plan import Training, memory_here
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError

@@ -13,7 +13,7 @@ from turnwise import extensions
 from turnwise.config import Config
 from turnwise.config.choices import Precision
 from turnwise.engines.devices import choose
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.opener import OpenSampler, model_source
 from turnwise.engines.publish_weights import needs_files, weights_folder, write_weights
 from turnwise.engines.rendering import make_renderer

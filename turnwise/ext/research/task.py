@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from turnwise.data.task import Task
 from turnwise.data.write import write_rows
-from turnwise.errors import DataError, unknown
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.research.corpus.articles import Article, Corpus, shipped
 from turnwise.ext.research.corpus.relations import RELATIONS, VALUE, Relation, named
 from turnwise.ext.research.scoring import citations, evidence_of, shown_ids

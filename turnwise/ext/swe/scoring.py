@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.shell.pool import ShellPool

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from turnwise.data.task import Task
 from turnwise.data.write import write_rows
-from turnwise.errors import DataError, unknown
+from turnwise.errors import DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.swe.repositories import SPLITS, RepositoryProblem, problem_at
 from turnwise.system.metrics import Reduction
 from turnwise.types import CallStatus, ToolCall, Trajectory

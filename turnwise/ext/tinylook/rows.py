@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from turnwise.data.write import write_rows
-from turnwise.errors import ConfigError, DataError, unknown
+from turnwise.errors import ConfigError, DataError
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.tinylook.canvas import Pixels, Sizes
 from turnwise.ext.tinylook.language import CANVAS, Puzzle
 from turnwise.ext.tinylook.look_grid import VIEW

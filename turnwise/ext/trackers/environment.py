@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from turnwise.config import Config
 from turnwise.config.environment import Use, is_address, value
 from turnwise.config.sections import value_of
-from turnwise.errors import ConfigError, unknown, without_userinfo
+from turnwise.errors import ConfigError
+from turnwise.errors.address_passwords import without_userinfo
+from turnwise.errors.nearest_name import unknown
 
 PROJECT, ENTITY, KEY, MODE, ADDRESS = (
     "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL",

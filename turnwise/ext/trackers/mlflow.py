@@ -13,7 +13,8 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.sections import section
-from turnwise.errors import StorageError, has_userinfo, without_userinfo
+from turnwise.errors import StorageError
+from turnwise.errors.address_passwords import has_userinfo, without_userinfo
 from turnwise.ext.trackers.config import TrackersConfig
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State

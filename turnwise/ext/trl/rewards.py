@@ -16,7 +16,8 @@ from typing import Any
 
 from turnwise.data.sample_to_row import to_values
 from turnwise.data.samples import PLAIN_PROMPT
-from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, PluginError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.scoring.runners.batch import BatchFunction, in_thread
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, called, parameters_of
 from turnwise.types import Message, Origin, Remark, Role, Text, Trajectory

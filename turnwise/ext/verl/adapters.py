@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.sections import section
 from turnwise.config.strict_yaml import read_yaml
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.verl.config import VerlConfig
 
 if TYPE_CHECKING:

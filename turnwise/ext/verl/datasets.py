@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turnwise.data.dataset import RowsFunction
+from turnwise.data.custom_dataset import RowsFunction
 from turnwise.errors import DataError
 
 _TENSORS = ("input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "dummy_tensor", "full_prompts", "index")

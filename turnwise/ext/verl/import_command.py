@@ -6,7 +6,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 
 GROUP = "after a run"
 HELP = "make a run of the rollout dumps of verl (<step>.jsonl) or RL logging board (rollout_data_rank*.jsonl)"

@@ -61,7 +61,7 @@ class StrictConversation(Conversation):
         if not isinstance(self._tools, StrictTools):
             self._tools = StrictTools.of(self._tools)
         replies = await super().call_tools(dataclasses.replace(message, tool_calls=tuple(calls)))
-        self._user_turns += 1
+        self._shared.limits.count_user_turn()
         return replies
 
     async def ask_user(self) -> list[Message]:
@@ -87,9 +87,9 @@ class StrictConversation(Conversation):
         return False, text
 
     def _check_limits(self) -> None:
-        if self._shared.turns_are_used:
+        if self._shared.limits.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        if self.rollout.max_user_turns and self._user_turns >= self.rollout.max_user_turns:
+        if self.rollout.max_user_turns and self._shared.limits.user_turns_are_used:
             self._end(StopReason.USER_TURN_BUDGET)
 
 

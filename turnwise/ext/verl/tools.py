@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.config.choices import Lifecycle
-from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unknown
+from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.verl.adapters import REGISTRIES
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.toolbox.schema import check_schema

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.config.strict_yaml import read_yaml
-from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.users.user import Reply, UserContext, UserSession, UserTurn
 from turnwise.system.plugins import load

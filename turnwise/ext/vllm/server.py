@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
-from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
+from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.ext.servers.same_model import refuse_other, sizes_of

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from turnwise.config import Config
 from turnwise.config.knobs import is_plugin
-from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.errors import ConfigError, PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.rollout.plugin_options import keyword_options, read_files
 from turnwise.system.plugins import LONGEST_NAME, adapted, load, load_module, names_in, unnamed

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from turnwise.config.choices import Lifecycle
-from turnwise.errors import EpisodeError, PluginError, unknown
+from turnwise.errors import EpisodeError, PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.toolbox.schema import check_schema, check_signature, find_context, read_signature
 from turnwise.rollout.tools.tool import (

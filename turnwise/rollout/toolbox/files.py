@@ -17,7 +17,8 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.strict_yaml import read_yaml
-from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, PluginError, TurnwiseError
+from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.rollout.toolbox.loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.toolbox.options import OPTIONS, read_options, with_options

@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.config.choices import Keep, Lifecycle
 from turnwise.config.knobs import at_least, duration, kind_of, knob, more_than, problems
-from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.errors import ConfigError, PluginError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
 from turnwise.system import time_budget
 from turnwise.types import JsonSchema

@@ -10,7 +10,8 @@ from typing import Any
 
 from turnwise.config import Config, RolloutConfig
 from turnwise.config.choices import Keep
-from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError
+from turnwise.errors.nearest_name import nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.toolbox.images import PrepareImages, ShowImages, with_images

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config import Config
-from turnwise.errors import PluginError, ToolError, unknown
+from turnwise.errors import PluginError, ToolError
+from turnwise.errors.nearest_name import unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.toolbox.schema import (
     BadArguments,

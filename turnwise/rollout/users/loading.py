@@ -8,7 +8,8 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.knobs import is_plugin
-from turnwise.errors import PluginError, TurnwiseError, nearest, unknown
+from turnwise.errors import PluginError, TurnwiseError
+from turnwise.errors.nearest_name import nearest, unknown
 from turnwise.extensions import named
 from turnwise.rollout.plugin_options import keyword_options, read_files
 from turnwise.rollout.users.user import ClassUser, FunctionUser, User, is_user_class

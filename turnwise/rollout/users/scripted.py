@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.strict_yaml import read_yaml
-from turnwise.errors import ConfigError, EpisodeError, nearest, unknown
+from turnwise.errors import ConfigError, EpisodeError
+from turnwise.errors.nearest_name import nearest, unknown
 from turnwise.rollout.users.user import Reply, UserContext, UserSession, UserTurn
 from turnwise.scoring.scorer import Scorer, ScorerSpec, evaluate
 from turnwise.types import FinishReason, StopReason, Trajectory, Turn, is_right

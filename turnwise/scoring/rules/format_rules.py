@@ -7,7 +7,7 @@ from typing import Literal
 
 from turnwise.errors import ConfigError
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.rules.extract_answer import tagged
+from turnwise.scoring.rules.boxes_and_tags import tagged
 from turnwise.scoring.scorer import Score
 from turnwise.types import Trajectory
 

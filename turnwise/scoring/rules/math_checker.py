@@ -1,6 +1,6 @@
 """The process in which math-verify compares answers: JSON lines in, JSON lines out, killed by its own CPU clock.
 
-Started by path from `math_process.py`, so it imports nothing of this package. An answer that a policy wrote can
+Started by path from `math_boxed.py`, so it imports nothing of this package. An answer that a policy wrote can
 be `10^{10^{10}}`: no exception and no thread can stop that, an interval timer whose signal ends the process can.
 """
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.rules.extract_answer import tagged
+from turnwise.scoring.rules.boxes_and_tags import tagged
 from turnwise.scoring.scorer import Score
 from turnwise.types import Sample, Trajectory
 

@@ -15,7 +15,8 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from turnwise.config import ScoringConfig
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, builtin_scorers
 from turnwise.scoring.worker_replies import read_answer

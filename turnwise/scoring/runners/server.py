@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.config import ScoringConfig
 from turnwise.config.choices import ScoringRun
-from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors.nearest_name import unknown
 from turnwise.scoring.client_options import check_client_options, declared_options
 from turnwise.scoring.runners.wire import WireResult, error_to_json, score_to_wire
 from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec, builtin_scorers

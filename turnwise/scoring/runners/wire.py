@@ -1,6 +1,6 @@
 """What a worker or a reward server sends about a trajectory, as plain JSON values: a score, or what was raised.
 
-Workers import this, so it imports nothing heavy; `answers.py` reads it on the other side.
+Workers import this, so it imports nothing heavy; `scoring/worker_replies.py` reads it on the other side.
 """
 
 import traceback

@@ -23,8 +23,8 @@ from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
 from turnwise.storage.status import State
 from turnwise.storage.trajectories.files import read_rows
-from turnwise.training.engines import Engines
 from turnwise.training.replay_buffer import ReplayEntry, candidates, choose, renew
+from turnwise.training.run_engines import Engines
 from turnwise.training.runs.python_arguments import write_given
 from turnwise.training.runs.resumable_run import ResumableRun, open_run
 from turnwise.training.runs.resume_config import resume_command

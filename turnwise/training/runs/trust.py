@@ -165,7 +165,7 @@ def _rows(name: str, split: Split) -> Iterator[Row]:
 
 
 def _plugin_of(sample: Sample) -> str | None:
-    """What leads a sample to code or to an address; code of its own it cannot name (rollout/plan.py)."""
+    """What leads a sample to code or to an address; code of its own it cannot name (rollout/routing.py)."""
     names = reaching()
     extra = sample.info.get("extra_info")
     if isinstance(extra, Mapping) and (key := next((name for name in extra if name in names), None)):

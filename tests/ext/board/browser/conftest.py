@@ -195,6 +195,7 @@ def growing(runs_folder):
     run = GrowingRun(RunDir(runs_folder / "live"))
     for step in range(1, 13):
         run.grow(hostile=step == 12)
+    run.run.write_json("notes.json", {"note": HOSTILE, "tags": ["baseline", "<img src=x onerror=hacked=5>"]})
     run.run.append_jsonl(WARNINGS, {"step": 12, "text": f"no learning signal {HOSTILE}"})
     return run
 

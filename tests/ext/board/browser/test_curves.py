@@ -67,3 +67,57 @@ def test_evaluations_are_points_and_steps_a_line(open_page):
     )
     assert ["eval", "markers", "dot"] in drawn, "two evaluations are no line"
     assert [mode for name, mode, _ in drawn if name == "train"] == ["lines+markers"]
+
+
+MEAN = """async ([names, keys, kinds, all]) => {
+  const { meanOf, seedGroups } = await import("board/seeds.js");
+  return [seedGroups(names, keys, (name) => kinds[name]), all.map((series) => meanOf(series, [0, 1]))];
+}"""
+
+
+def series(steps, values, **more):
+    return {"step": steps, "seconds": steps, "tokens": steps, "value": values, **more}
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_group_with_a_mean_where_all_have_a_value(open_page):
+    page = open_page("#/run/live/curves")
+    names = ["a", "b", "c", "d"]
+    keys = [{"key": "seed", "values": {"a": 0, "b": 1, "c": 0, "d": 2}}]
+    keys += [{"key": "learner.lr", "values": {"a": 1, "b": 1, "c": 2, "d": 1}}]
+    same = series([1, 2, 3], [0.0, 0.5, 1.0]), series([2, 3, 4], [0.7, None, 1.0])
+    thin = [0.0, 1.0]  # a thinned series has the range of each bucket
+    thinned = series([0, 10], [0.0, 1.0], low=thin, high=thin), series([5, 10], [0.0, 1.0], low=thin, high=thin)
+    alone = series([1], [0.5]), series([2], [0.5])
+    groups, means = page.evaluate(
+        MEAN, [names, keys, dict.fromkeys(names, "train") | {"d": "eval"}, [same, thinned, alone]]
+    )
+    assert [(group["names"], group["label"]) for group in groups] == [
+        (["a", "b"], "mean of 2, learner.lr 1"),
+        (["c"], "c"),
+        (["d"], "d"),
+    ]
+    assert means[0]["series"] == series([2], [0.6]) and abs(means[0]["high"][0] - 0.6 - 0.2 / 2**0.5) < 1e-9
+    assert means[1]["series"]["step"] == [10] and means[2] is None
+
+
+def test_two_runs_of_one_config_are_a_mean_with_a_band_and_what_one_alone_measured_is_folded(open_page):
+    page = open_page("#/compare?runs=live,other")
+    reward = page.locator(".panel", has=page.get_by_role("heading", name="Reward", exact=True))
+    expect(reward.locator(".main-svg").first).to_be_visible()
+    drawn = "(plot) => plot.data.map((line) => [line.name ?? '', line.fill ?? ''])"
+    lines = reward.locator(".plot").evaluate(drawn)
+    assert ["mean of live and 1 more", ""] in lines and ["live", ""] in lines and ["", "tonexty"] in lines
+    page.get_by_role("button", name="each run").click()
+    expect(page).to_have_url(re.compile("seeds=each"))
+    page.wait_for_function("() => document.querySelector('.plot').data.length === 2")
+    sections = """async () => {
+      const { singleSections } = await import("board/panels.js");
+      const both = new Set(["critic/score/mean", "actor/entropy"]);
+      const names = [...both, "reward_parts/sums/acc", "actor/lr"];
+      return singleSections(names, (name) => both.has(name)).map((one) => [one.title, Boolean(one.folded), one.panels.length]);
+    }"""
+    assert page.evaluate(sections) == [
+        ["Reward and accuracy", False, 1],
+        ["Learning", False, 1],
+        ["In one run only", True, 2],
+    ]

@@ -58,6 +58,11 @@ def test_a_run_opens_with_its_headline_and_the_count_of_what_to_watch(open_page)
     page.get_by_role("link", name="Runs", exact=True).click()
     listed = page.locator("tr", has=page.get_by_role("link", name="live", exact=True))
     expect(listed.locator(".tally")).to_contain_text(said)
+    expect(listed.locator(".note")).to_contain_text("<script>window.hacked = 1")
+    expect(listed.locator(".tag")).to_have_text(["baseline", "<img src=x onerror=hacked=5>"])
+    listed.get_by_role("button", name="baseline").click()
+    expect(page.locator("table.runs tbody tr")).to_have_count(1)
+    expect(page).to_have_url(re.compile("find=%23baseline"))
 
 
 def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
@@ -250,7 +255,7 @@ def test_from_the_list_to_a_group_a_conversation_and_a_token(open_page):
     )
     assert shown["ids_are_real"] is True
     expect(card.locator("dd").first).to_have_text(str(shown["segments"][0]["ids"][1]))
-    page.get_by_label("Colour by").select_option("logprob")
+    page.get_by_role("button", name="3 sampler log-probability").click()
     expect(page).to_have_url(re.compile("colour=logprob"))
     expect(page.locator(".token-legend")).to_contain_text(re.compile("[0-9]"))
 

@@ -38,6 +38,7 @@ def test_every_page_fits_and_can_be_read(open_page, width):
         page.wait_for_selector("main:not([aria-busy])")
         assert page.locator("main .error:visible").all_inner_texts() == [], name
         if name == "tokens":
+            page.locator(".prompt-fold summary").click()
             expect(page.locator(".token").first).to_be_visible()
         for theme in ("light", "dark"):
             if page.locator("html").get_attribute("data-theme") != theme:

@@ -19,9 +19,9 @@ from seeing import build as build_model
 
 from turnwise.config import Config
 from turnwise.data.task_config import configure
-from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.learner import SUPERVISED, Who
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts, OpenLearner
 from turnwise.engines.publish_weights import make_update
 from turnwise.engines.rendering import make_renderer
@@ -146,7 +146,7 @@ sys.path += {places!r}
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from test_vllm_images import config_of, conversation
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.rendering import make_renderer
 
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.data.task_config import configure
-from turnwise.engines.in_process import open_learner
-from turnwise.engines.open import open_sampler
+from turnwise.engines.open_configured import open_sampler
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts, model_source
 from turnwise.engines.publish_weights import make_update
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams

@@ -13,7 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.errors.nearest_name import unknown
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.http_schemas import RunCodeRequest, RunStatus
 from turnwise.ext.sandbox.level import SandboxLevel

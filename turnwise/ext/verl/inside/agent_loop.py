@@ -37,8 +37,8 @@ from turnwise.ext.verl.inside.entry import InsideEntry, OnFailure, Reward, unrea
 from turnwise.ext.verl.inside.server import VerlServerSampler
 from turnwise.ext.verl.rewards import extra_info_of
 from turnwise.rollout.episode import run_episode
-from turnwise.rollout.plan import Plan, idle_kwargs
 from turnwise.rollout.prepare import Prepared, token_context
+from turnwise.rollout.routing import Plan, idle_kwargs
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.users.loading import Users

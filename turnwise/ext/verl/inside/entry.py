@@ -11,7 +11,8 @@ from turnwise.config.check import COMMAND_LINE, DEFAULT
 from turnwise.config.compose import ENVIRONMENT, Composed, unread
 from turnwise.config.strict_yaml import read_yaml
 from turnwise.data.task_config import compose
-from turnwise.errors import ConfigError, unknown
+from turnwise.errors import ConfigError
+from turnwise.errors.nearest_name import unknown
 
 READ = ("rollout.", "scoring.", "sandbox.", "chat.", "verl.")
 READ_KEYS = ("task", "seed", "sampling.max_tokens", "sampling.stop", "data.default_source")

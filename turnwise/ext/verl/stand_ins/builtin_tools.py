@@ -5,13 +5,14 @@ from typing import Any
 
 import httpx
 
-from turnwise.errors import PluginError, ToolError, has_userinfo
+from turnwise.errors import PluginError, ToolError
+from turnwise.errors.address_passwords import has_userinfo
 from turnwise.ext.research.tools.retrieve import RetrieveTool, passages
 from turnwise.ext.sandbox.opening import TOKEN_ENV
 from turnwise.ext.verl.stand_ins.rewards.gsm8k import compute_score
 from turnwise.ext.verl.stand_ins.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from turnwise.rollout.tools.image_zoom import fit_box
-from turnwise.scoring.rules.extract_answer import boxes
+from turnwise.scoring.rules.boxes_and_tags import boxes
 from turnwise.system.image_sources import read_source
 
 NOT_IMPROVED = -0.05

@@ -13,7 +13,8 @@ from typing import Any
 from turnwise.config.compose import Composed, other_names
 from turnwise.config.strict_yaml import parse_yaml, read_yaml, write_yaml
 from turnwise.data.task_config import compose
-from turnwise.errors import ConfigError, one_line, without_userinfo
+from turnwise.errors import ConfigError, one_line
+from turnwise.errors.address_passwords import without_userinfo
 from turnwise.ext.verl.translation.minor_rules import RULES as SMALLER
 from turnwise.ext.verl.translation.minor_rules import SWITCHES, switched_off
 from turnwise.ext.verl.translation.rules import RULES

@@ -223,9 +223,10 @@ class Figure {
     // Where all lines end at one step it is said once, else with each.
     const ends = new Set(shown.map((trace) => this.lastOf(trace).step));
     const together = lines && shown.length > 1 && ends.size === 1;
-    fill(this.last, lines && shown.length === 1 ? this.lastWords(shown[0]) : together ? ["last values", atStep(...ends)] : null);
+    const named = new Set(this.traces.map((trace) => trace.name)).size; // a mean stands before the lines that it is of
+    fill(this.last, lines && named === 1 && shown.length === 1 ? this.lastWords(shown[0]) : together ? ["last values", atStep(...ends)] : null);
     const focused = [...this.legend.children].indexOf(document.activeElement);
-    fill(this.legend, shown.length > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? this.lastWords(trace).slice(0, together ? 1 : 2) : null)) : null);
+    fill(this.legend, named > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? this.lastWords(trace).slice(0, together ? 1 : 2) : null)) : null);
     if (focused >= 0) this.legend.children[focused]?.focus();
     const words = shown.slice(0, 8).map((trace) => `${trace.name} last ${this.lastWords(trace).map((part) => part?.textContent ?? "").join("")}`).join(", ");
     this.plot.setAttribute("aria-label", `${this.options.title}: ${words || "no values yet"}`);

@@ -4,7 +4,7 @@ import { get, runPath, live, onLive, frozen, NO_RUN } from "board/api.js";
 import { redraw } from "board/charts.js";
 import { h, svg, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
-import { badge, progress, watchBadge } from "board/parts/run.js";
+import { badge, notes, progress, watchBadge } from "board/parts/run.js";
 import { lightWhenPrinted } from "board/printing.js";
 import { on, page, link, start } from "board/router.js";
 import * as beside from "board/pages/beside.js";
@@ -239,6 +239,7 @@ function runLine(body) {
     body.updated && !frozen ? h("span", { class: "muted", title: moment(body.updated) }, "updated ", h("span", { dataset: { updated: body.updated } }, ago(body.updated))) : null,
     body.pending ? h("span", { class: "muted", role: "status" }, `reading trajectories, ${number(body.pending)} files left`) : null,
     body.left_out ? h("p", { class: "muted", role: "note" }, leftOut(body.left_out)) : null,
+    body.tags.length || body.note ? h("div", { class: "run-notes" }, notes(body)) : null,
     failing ? h("p", { class: `run-why why-${body.state}` }, body.reason) : null, unread(body.problems ?? []));
 }
 

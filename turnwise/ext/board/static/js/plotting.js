@@ -54,7 +54,7 @@ function points(trace, colour) {
   return {
     mode: marks ? "markers" : "lines+markers",
     line: { color: tint(colour, 0.5), width: 1, dash: "dot" },
-    marker: { size: trace.faint ? 4 : 7, color: trace.faint ? tint(colour, 0.4) : colour, symbol: trace.dash ? "circle-open" : "circle" },
+    marker: { size: trace.faint ? 4 : 7, color: trace.faint ? tint(colour, 0.4) : colour, symbol: trace.dash === "dot" ? "circle-open" : "circle" },
   };
 }
 

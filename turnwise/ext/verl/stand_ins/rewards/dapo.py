@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from turnwise.ext.verl.stand_ins.rewards.math import closed, plain
-from turnwise.scoring.rules.extract_answer import boxes
+from turnwise.scoring.rules.boxes_and_tags import boxes
 
 TAIL, BOX_TAIL = 300, 100
 """As many last characters are read, for a line and for a box."""

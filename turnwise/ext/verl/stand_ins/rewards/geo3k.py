@@ -3,7 +3,7 @@
 import re
 
 from turnwise.ext.verl.stand_ins.rewards.math import is_equiv
-from turnwise.scoring.rules.extract_answer import boxes
+from turnwise.scoring.rules.boxes_and_tags import boxes
 
 _FORM = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 

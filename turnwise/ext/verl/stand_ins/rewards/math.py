@@ -2,7 +2,7 @@
 
 import re
 
-from turnwise.scoring.rules.extract_answer import boxes
+from turnwise.scoring.rules.boxes_and_tags import boxes
 
 SPELLINGS = tuple(
     (re.compile(pattern), plain)

@@ -3,7 +3,7 @@
 import { get, runPath } from "board/api.js";
 import { h, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
-import { accuracy, badge, progress, sparkline, watchBadge } from "board/parts/run.js";
+import { accuracy, badge, notes, progress, sparkline, watchBadge } from "board/parts/run.js";
 import { go, link, setParams } from "board/router.js";
 
 const COLUMNS = [
@@ -27,13 +27,17 @@ export async function render(node, { params, live }) {
     setParams({ find: find.value });
     draw();
   } });
+  view.choose = (tag) => {
+    find.value = `#${tag}`;
+    find.dispatchEvent(new Event("input"));
+  };
   const tally = h("span", { class: "muted" });
   const body = h("div");
   fill(node, h("div", { class: "page-head" }, h("h1", null, "Runs"), tally, h("span", { class: "grow" }), find, compare), body);
 
   const draw = () => {
     const focused = document.activeElement?.dataset?.focus ?? null;
-    find.hidden = view.runs.length < SEARCH_FROM;
+    find.hidden = view.runs.length < SEARCH_FROM && !view.text && !view.runs.some((run) => run.tags.length || run.note);
     compare.hidden = view.runs.length < 2;
     compare.disabled = view.chosen.size < 2;
     fill(compare, view.chosen.size < 2 ? "Choose runs to compare" : `Compare ${view.chosen.size} runs`);
@@ -85,7 +89,7 @@ function nothing() {
 function table(view, draw) {
   const column = COLUMNS.find((one) => one.key === view.sort) ?? COLUMNS.at(-1);
   const words = view.text.trim().toLowerCase();
-  const rows = view.runs.filter((run) => !words || `${run.name} ${run.task ?? ""} ${run.model ?? ""} ${run.state}`.toLowerCase().includes(words));
+  const rows = view.runs.filter((run) => !words || `${run.name} ${run.task ?? ""} ${run.model ?? ""} ${run.state} ${run.tags.map((tag) => `#${tag}`).join(" ")} ${run.note}`.toLowerCase().includes(words));
   const sign = view.order === "asc" ? 1 : -1;
   rows.sort((a, b) => {
     const [left, right] = [column.value(a), column.value(b)];
@@ -123,7 +127,7 @@ function row(run, view, draw) {
   const why = run.reason && run.state !== "running" && run.state !== "finished" ? h("div", { class: `why why-${run.state}` }, run.reason) : null;
   return h("tr", null,
     h("td", { class: "pick" }, box),
-    h("td", { class: "name" }, h("a", { href: link(`/run/${run.name}/curves`), dataset: { focus: `run-${run.name}` } }, run.name), h("span", { dataset: { watch: run.name } }, watched(run)), h("div", { class: "muted small" }, about), why),
+    h("td", { class: "name" }, h("a", { href: link(`/run/${run.name}/curves`), dataset: { focus: `run-${run.name}` } }, run.name), h("span", { dataset: { watch: run.name } }, watched(run)), h("div", { class: "muted small" }, about), notes(run, view.choose), why),
     h("td", { class: "state" }, badge(run.state)),
     h("td", { class: "steps" }, progress(run)),
     h("td", { class: "num", dataset: { label: isTuned(run) ? "loss" : "reward" } }, isTuned(run) ? [h("span", { class: "muted wide" }, "loss "), number(run.loss)] : number(run.reward)),

@@ -40,13 +40,16 @@ function tokenView(page, data, colour, onColour) {
   const cursor = new TokenCursor(text);
   const legend = h("div", { class: "token-legend", role: "group", "aria-label": "colours" });
   const status = h("span", { class: "muted", role: "status" });
-  const select = h(
-    "select",
-    { id: "colour-by", onChange: () => choose(select.value) },
-    channels.map((channel, index) => h("option", { value: channel.name }, `${index + 1}  ${channel.title}`)),
+  const strip = channels.map((channel, index) =>
+    h(
+      "button",
+      { type: "button", class: "colouring", "aria-pressed": "false", onClick: () => choose(channel.name) },
+      index < 10 && h("kbd", null, String((index + 1) % 10)),
+      channel.title,
+    ),
   );
   const paint = (channel) => {
-    select.value = channel.name;
+    strip.forEach((button, index) => button.setAttribute("aria-pressed", String(channels[index] === channel)));
     fill(legend, swatches(channel, text.paint(channel), text, cursor));
   };
   const choose = (name) => {
@@ -64,11 +67,10 @@ function tokenView(page, data, colour, onColour) {
     h(
       "div",
       { class: "token-bar" },
-      h("label", { for: "colour-by" }, "Colour by"),
-      select,
+      h("div", { class: "colourings", role: "group", "aria-label": "Colour by" }, strip),
       status,
       !data.ids_are_real && h("span", { class: "mark mark-warn", title: "the dump this was imported from had no ids" }, "ids are made up"),
-      h("span", { class: "muted keys-note" }, "keys 1–9 and 0 change the colour, arrows move along the tokens"),
+      h("span", { class: "muted keys-note" }, "arrows move along the tokens"),
       legend,
     ),
     text.node,

@@ -4,11 +4,13 @@ import { count } from "board/format.js";
 import { badge } from "board/parts/badges.js";
 import { argumentsOf, codeBlock } from "board/parts/code.js";
 import { NO_MARKS, messageImages } from "board/parts/pictures.js";
+import { promptFold } from "board/parts/prompt_fold.js";
 import { visible } from "board/parts/visible.js";
 
 const ROLES = { system: "System", user: "User", assistant: "Assistant", tool: "Tool" };
-// A longer system prompt or tool reply starts folded or in a box of its own that scrolls.
+// A longer tool reply stands in a box of its own that scrolls; a longer system prompt starts folded.
 const LONG = 1200;
+const LONG_SYSTEM = 200;
 
 /** Text as it was written: white space kept, direction decided by the text itself. */
 export function prose(text, extra = "") {
@@ -50,11 +52,11 @@ export function reasoning(text, open = false) {
   );
 }
 
-/** What the policy wrote, character by character, when the card shows less than that. */
+/** What the policy wrote, character by character, when the card shows less than that; open where a call could not be read. */
 export function asWritten(message) {
   const shown = message.answer ?? message.text;
   if (message.role !== "assistant" || shown === message.text) return null;
-  return h("details", { class: "as-written" }, h("summary", null, "as written"), codeBlock(message.text));
+  return h("details", { class: "as-written", open: message.tool_calls.some((call) => call.problem) }, h("summary", null, "as written"), codeBlock(message.text));
 }
 
 /** The words of a message without its frame. */
@@ -90,13 +92,9 @@ export function messageCard(message, marks = NO_MARKS, extra = null) {
   const title = [h("span", { class: "role" }, ROLES[message.role] ?? message.role, visible(name)), extra];
   const attributes = { class: `message role-${message.role}` };
   if (message.role === "system") {
-    const short = message.text.length <= 400;
-    return h(
-      "details",
-      { ...attributes, open: short },
-      h("summary", { class: "message-head" }, title, !short && h("span", { class: "preview" }, visible(preview(message.text)))),
-      body(message, marks),
-    );
+    const short = message.text.length <= LONG_SYSTEM;
+    const summary = [title, !short && h("span", { class: "preview" }, visible(preview(message.text)))];
+    return promptFold(attributes, { summary, headed: { class: "message-head" }, short }, body(message, marks));
   }
   return h("div", attributes, h("div", { class: "message-head" }, title), body(message, marks), asked(message));
 }

@@ -2,6 +2,7 @@
 
 import { h, svg } from "board/dom.js";
 import { number, percent } from "board/format.js";
+import { visible, visibleText } from "board/parts/visible.js";
 
 export function badge(state) {
   return h("span", { class: "badge", dataset: { state } }, state);
@@ -15,6 +16,12 @@ export function watchWords({ alarm, watch }) {
 export function watchBadge(found) {
   const words = watchWords(found);
   return words && h("span", { class: ["tally", found.alarm ? "is-alarm" : "is-watch"], title: words }, String(found.alarm + found.watch), h("span", { class: "sr" }, ` (${words})`));
+}
+
+// What a person wrote on the run: its tags, each by `choose` or as it stands, and the note below them.
+export function notes({ tags, note }, choose = null) {
+  const tag = (text) => (choose ? h("button", { type: "button", class: "tag", title: `Runs with the tag ${visibleText(text)}`, onClick: () => choose(text) }, visible(text)) : h("span", { class: "tag" }, visible(text)));
+  return [tags.length ? h("span", { class: "tags" }, tags.map(tag)) : null, note ? h("div", { class: "note" }, visible(note)) : null];
 }
 
 // "12 / 40" with a bar; without a known end only the step.

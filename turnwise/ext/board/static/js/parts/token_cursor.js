@@ -70,13 +70,15 @@ export class TokenCursor {
 
   /** The first token can be reached with Tab as soon as it is there. */
   ready() {
-    const first = this.text.spans.find((spans) => spans.length > 0)?.[0];
+    const first = this.text.firstShown();
     if (first && this.place === null) first.tabIndex = 0;
   }
 
   go(place) {
     const span = this.text.spans[place[0]]?.[place[1]];
     if (!span) return;
+    const folded = span.closest("details");
+    if (folded) folded.open = true;
     span.focus({ preventScroll: true });
     span.scrollIntoView({ block: "nearest" });
     this.#show(span);

@@ -2,12 +2,15 @@
 import { h } from "board/dom.js";
 import { number } from "board/format.js";
 import { NOTHING, POLICY } from "board/parts/channels.js";
+import { promptFold } from "board/parts/prompt_fold.js";
 import { visibleText } from "board/parts/visible.js";
 
 // A block ends at a line end after this many tokens, so that what is out of sight need not be laid out.
 const BLOCK = 150;
 const BLOCK_AT_MOST = 600;
 const SLICE_MS = 10;
+// A prompt of more tokens is folded.
+const LONG_PROMPT = 40;
 
 /** What a token looks like in the flow: white space stays, a line end is drawn, nothing is empty. */
 function drawn(piece) {
@@ -64,10 +67,15 @@ export class TokenText {
     let began = performance.now();
     for (const [at, segment] of this.data.segments.entries()) {
       const place = this.#segmentNode(at, segment);
+      const fold = this.#promptFold(segment);
       const starts = blocksOf(segment);
       for (const [nth, start] of starts.entries()) {
         const end = starts[nth + 1]?.index ?? segment.ids.length;
-        place.append(...this.#block(at, segment, start, end));
+        const [block, label] = this.#block(at, segment, start, end);
+        if (label) place.append(label);
+        if (fold && start.index < fold.end) fold.node.append(block);
+        else place.append(block);
+        if (fold && label && start.index < fold.end) place.append(fold.node);
         done += end - start.index;
         if (performance.now() - began > SLICE_MS) {
           progress(done, all);
@@ -123,7 +131,21 @@ export class TokenText {
     block.style.setProperty("--estimate", `${lines * 1.75}em`);
     this.blocks.push({ at, from: start.index, to: end, node: block });
     if (segment.origins[start.index] === POLICY) block.classList.add("written");
-    return start.turned ? [h("div", { class: "block-label" }, labelOf(segment, start.index)), block] : [block];
+    return [block, start.turned ? h("div", { class: "block-label" }, labelOf(segment, start.index)) : null];
+  }
+
+  /** Where a long prompt is put, and where it ends; null for a short one. */
+  #promptFold(segment) {
+    const first = segment.origins.indexOf(POLICY);
+    const end = first < 0 ? segment.ids.length : first;
+    if (end <= LONG_PROMPT) return null;
+    return { end, node: promptFold({ class: "prompt-fold" }, { summary: `${number(end)} tokens` }) };
+  }
+
+  /** The first token that is not folded away. */
+  firstShown() {
+    const block = this.blocks.find(({ node }) => !node.closest("details:not([open])"));
+    return block && this.spans[block.at][block.from];
   }
 
   /** Whether a token belongs to an image and is not its first. */

@@ -18,6 +18,18 @@ function replyImages(call) {
   return (call.images ?? []).length >= images.length ? null : messageImages(images);
 }
 
+/** What was wrong with a call, unless what the tool replied says it anyway. */
+function problemOf(call) {
+  const told = call.problem && call.reply?.text.includes(call.problem);
+  return call.problem && !told ? h("p", { class: "problem" }, visible(call.problem)) : null;
+}
+
+/** What the policy asked for; of a call that could not be read there is only the text as it was written. */
+function argumentsBlock(call) {
+  if (call.problem && !hasKeys(call.arguments)) return null;
+  return h("div", { class: "call-arguments" }, argumentsOf(call.arguments ?? {}));
+}
+
 function callCard(call, marks) {
   return h(
     "section",
@@ -31,8 +43,8 @@ function callCard(call, marks) {
       call.score !== null && call.score !== undefined && badge(`score ${number(call.score)}`, "accent"),
       h("span", { class: "call-seconds" }, seconds(call.seconds)),
     ),
-    call.problem && h("p", { class: "problem" }, visible(call.problem)),
-    h("div", { class: "call-arguments" }, argumentsOf(call.arguments ?? {})),
+    problemOf(call),
+    argumentsBlock(call),
     h(
       "div",
       { class: "call-reply" },
@@ -96,8 +108,8 @@ export function turnCard(turn, { longest, marks, version, id = `turn-${turn.inde
               h("span", { class: "call-name" }, visible(asked.name || "(no name)")),
               badge("never answered", "warn"),
             ),
-            asked.problem && h("p", { class: "problem" }, visible(asked.problem)),
-            h("div", { class: "call-arguments" }, argumentsOf(asked.arguments ?? {})),
+            problemOf(asked),
+            argumentsBlock(asked),
           ),
         ),
         (turn.remarks ?? []).map(remarkCard),

@@ -12,9 +12,9 @@ import torch
 from turnwise import configure
 from turnwise.data.loader import Loader
 from turnwise.engines.device_clock import DeviceClock
-from turnwise.engines.in_process import open_learner
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts, model_source
 from turnwise.engines.samplers.cpu.threads import UNPADDED
 from turnwise.engines.samplers.cpu.torch_cpu import TorchSampler
@@ -23,7 +23,7 @@ from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.rollout.collector import Collected, Groups
 from turnwise.rollout.prepare import Prepared, prepare
 from turnwise.training import kl
-from turnwise.training.engines import ClockedLearner, Engines, memory_held
+from turnwise.training.run_engines import ClockedLearner, Engines, memory_held
 from turnwise.training.sequences import to_sequences
 
 CPU = torch.device("cpu")

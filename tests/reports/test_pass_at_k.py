@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import turnwise as tw
-from turnwise.reports.repeated_answers import (
+from turnwise.reports.pass_at_k import (
     DRAWS,
     majority_at_k,
     pass_all_k,

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.data.dataset import dataset_rows
+from turnwise.data.custom_dataset import dataset_rows
 from turnwise.errors import TurnwiseError
 
 FUNCTION = """

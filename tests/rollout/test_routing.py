@@ -6,7 +6,7 @@ from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.rollout.loops.single_turn import single_turn
 from turnwise.rollout.loops.tool_calling import tool_calling
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.routing import Plan
 from turnwise.rollout.toolbox.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.users.loading import Users

@@ -9,9 +9,17 @@ from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import choose
-from turnwise.engines.learners.sharded import sharded_learners
 from turnwise.engines.memory_plan import MemoryPlan, Training, memory_here
-from turnwise.engines.opener import LearnerParts, OpenLearner, OpenPair, OpenSampler, Say, model_source, opener_of
+from turnwise.engines.opener import (
+    LearnerParts,
+    OpenLearner,
+    OpenPair,
+    OpenSampler,
+    Say,
+    model_source,
+    opener_of,
+    sharded_learners,
+)
 from turnwise.engines.publish_weights import check_trainable, needs_files, weights_folder
 from turnwise.engines.samplers.sampler import Sampler
 
@@ -25,7 +33,7 @@ def open_tuned(
     config: Config, renderer: Renderer, parts: LearnerParts, memory: MemoryPlan | None, say: Say
 ) -> OpenLearner:
     """The learner of a fine-tuning: in this process, or in as many as `learner.processes` says. It must be closed."""
-    from turnwise.engines.in_process import open_learner
+    from turnwise.engines.open_in_process import open_learner
 
     if config.learner.processes == 1:
         return open_learner(config, renderer, parts, memory=memory, say=say)
@@ -39,7 +47,7 @@ async def open_pair(config: Config, renderer: Renderer, parts: LearnerParts, say
     Each has a model of its own, but on a GPU whose sampler rests while the learner learns both compute with the same
     tensors.
     """
-    from turnwise.engines.in_process import open_apart, open_on_gpu
+    from turnwise.engines.open_in_process import open_apart, open_on_gpu
 
     async with AsyncExitStack() as stack:
 

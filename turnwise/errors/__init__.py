@@ -9,20 +9,7 @@
 6. Everything else is a bug and stops the run with its traceback.
 """
 
-import difflib
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any
-from urllib.parse import urlsplit
-
-HIDDEN = "(secret)"
-MOST_MEANT = 3
-"""Names that a message offers where several end alike."""
-_USERINFO = re.compile(r"https?:[/\\]+[^/\\?#\s]*@|[a-z][a-z0-9+.-]*://[^/?#\s@:]*:[^/?#\s]*@", re.IGNORECASE)
-"""Of HTTP any name before the host, of other schemes (ssh://git@host) one with a password."""
-_IN_A_LINE = re.compile(r"(:[/\\]{1,3})(?:[^\s/@:]*:\S*|[^\s/]*)@")
-"""As much of a message as may be one: a password may have slashes in it, and then nothing is where it belongs."""
-_ALONE = re.compile(r"(:[/\\]{1,3}).*@", re.DOTALL)
+from turnwise.errors.address_passwords import without_userinfo
 
 
 class TurnwiseError(Exception):
@@ -99,57 +86,3 @@ def one_line(error: BaseException) -> str:
     if isinstance(cause, TurnwiseError) and text:
         return text
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
-    names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    last = name.rsplit(".", 1)[-1]
-    tails: dict[str, list[str]] = {}
-    for candidate in names:
-        tails.setdefault(candidate.rsplit(".", 1)[-1], []).append(candidate)
-    if last == name and last in tails:  # `lr` is learner.lr or sft.lr, and nothing that is spelt like it
-        close = tails[last]
-    elif not close:  # compare the last dotted part too: `group_sise` should find `rollout.group_size`
-        close = [key for hit in difflib.get_close_matches(last, tails, n=1, cutoff=0.6) for key in tails[hit]]
-    if close:
-        return f"did you mean {' or '.join(map(repr, close[:MOST_MEANT]))}?"
-    if not names:
-        return "there is nothing to choose from."
-    listing = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"valid: {listing}."
-
-
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """One sentence for a name nobody knows, with the nearest valid one."""
-    return f"unknown {kind} {name!r}: {nearest(name, valid)}"
-
-
-# --- names and passwords in addresses, which no message shows --------------------------------------------------------
-
-
-def has_userinfo(text: str) -> bool:
-    """Whether an address in this text has a name or a password before its host."""
-    try:
-        return _USERINFO.search(text) is not None or ("@" in urlsplit(text).netloc and text[:4].lower() == "http")
-    except ValueError:  # no address
-        return False
-
-
-def without_userinfo(text: str, *, alone: bool = False) -> str:
-    """A message as it may be shown: `http://(secret)@host`; `alone`: an address and nothing else."""
-    return (_ALONE if alone else _IN_A_LINE).sub(rf"\1{HIDDEN}@", text)
-
-
-def texts_with_userinfo(value: Any, key: str) -> Iterator[str]:
-    """The keys of such texts in a value, however deep they lie."""
-    if isinstance(value, str):
-        if has_userinfo(value):
-            yield key
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from texts_with_userinfo(inner, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_with_userinfo(inner, key)
