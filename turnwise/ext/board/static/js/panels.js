@@ -125,11 +125,10 @@ const REPEATED = /^val\/((?:pass[@^]|maj@)\d+)(_stderr|_n)?(?:\/(.+))?$/;
 // A panel for each data source (and one over all), with a line for each measure; an error is drawn with its line.
 function repeated(left) {
   const bySource = new Map();
-  for (const name of left) {
-    const match = REPEATED.exec(name);
-    if (!match) continue;
+  const matches = [...left].sort((a, b) => b.startsWith("val/pass@") - a.startsWith("val/pass@")).map((name) => REPEATED.exec(name));
+  for (const match of matches.filter(Boolean)) {
+    const [name, label, detail, source = ""] = match;
     left.delete(name);
-    const [, label, detail, source = ""] = match;
     if (detail) continue;
     const end = source && `/${source}`;
     bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name, error: `val/${label}_stderr${end}` }]);
