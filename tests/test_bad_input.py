@@ -473,13 +473,19 @@ def test_a_tokenizer_of_another_model() -> None:
 
 @pytest.mark.parametrize("override", [
     "run=a/b", "run=..", "run=-x", "run=~x", "run=' '", "run=" + "x" * 300, "run='a\nb'", "runs_dir=~/x", "runs_dir=file",
-    "runs_dir=file/x", "runs_dir=/proc/x", "eval.dump_jsonl=folder", "eval.dump_jsonl=file/x.jsonl",
-    "eval.dump_jsonl=/proc/x.jsonl", "eval.dump_jsonl=",
+    "runs_dir=file/x", "runs_dir=/proc/x",
 ])  # fmt: skip
 def test_places_to_write(override: str) -> None:
     write(file="x")
     Path("folder").mkdir()
     assert refused(*SCRIPTED, override)
+
+
+@pytest.mark.parametrize("file", ["folder", "file/x.jsonl", "/proc/x.jsonl"])
+def test_places_for_episodes(file: str) -> None:
+    write(file="x")
+    Path("folder").mkdir()
+    assert refused(*SCRIPTED, "--out", file)
 
 
 @pytest.mark.parametrize("override", ["sft.script=os:getcwd",

@@ -48,7 +48,7 @@ def script_config(folder: Path, *said: str, overrides: tuple[str, ...] = ()) -> 
 
 
 def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
-    config = configure("eval.samples=12", "seed=5", f"runs_dir={tmp_path}", f"eval.dump_jsonl={tmp_path}/out.jsonl")
+    config = configure("eval.samples=12", "seed=5", f"runs_dir={tmp_path}")
     report = evaluate(config, console=QUIET)
     (source,) = report.sources.values()
     assert source.data_source == "arithmetic" and source.episodes == 12 and source.failed == 0
@@ -65,7 +65,6 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
         )
     stored = read_trajectories(report.run / "eval" / "step_000000.parquet")
     assert stored == report.trajectories
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 12
     assert json.loads((report.run / "eval" / "step_000000.json").read_text()) == json.loads(
         json.dumps(report.as_json())
     )

@@ -10,6 +10,7 @@ from rich.console import Console
 from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
 from turnwise.config.check import check_config
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import EvalReport, grade_all
 from turnwise.reports.evaluation_run import by_source, keep_first_answers, play_all
@@ -21,8 +22,6 @@ from turnwise.rollout.users.user import UserLike
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trackers.notebook import progress_bars
-from turnwise.storage.trajectories.files import write_jsonl
-from turnwise.system.files import check_place
 from turnwise.system.metrics import share
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.runs.run import Run, console_or_stderr, new_run, printer
@@ -45,8 +44,6 @@ def evaluate(
     """
     check_config(config)
     check_free(Path(config.runs_dir), config.run)
-    if config.eval.dump_jsonl is not None:
-        check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
     limit = config.eval.samples if samples is None else None
     prepared = prepare(
         config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer, interaction=interaction
@@ -62,8 +59,6 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
         report = await _evaluate_into(run, prepared)
         run.dir.write_json("eval/step_000000.json", report.as_json())
         run.dir.append_jsonl(METRICS, report.as_metrics())
-        if prepared.config.eval.dump_jsonl is not None:
-            write_jsonl(Path(prepared.config.eval.dump_jsonl), report.trajectories)
         return report
 
 
@@ -71,7 +66,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
     config, start = prepared.config, time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_context(prepared, say=run.note) as context:
+        async with open_context(prepared, sampling=evaluation_sampling(config), say=run.note) as context:
             with _progress(run.console, len(prepared.samples) * config.eval.group_size) as on_trajectory:
                 await play_all(prepared, context, trajectories, on_trajectory)
             seconds = time.perf_counter() - start

@@ -8,11 +8,13 @@ from rich.console import Console
 
 from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
+from turnwise.config.training import GREEDY
 from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.reports.alerts import Alerts
 from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import in_a_line, step_metrics
+from turnwise.reports.evaluation_names import check_shipping
 from turnwise.reports.evaluation_run import measure
 from turnwise.reports.plan import plan_text
 from turnwise.reports.task_metrics import declared_by
@@ -51,6 +53,7 @@ def train(
     as in `evaluate`. A run that was given any is resumed only when it is given them again.
     """
     parts = prepare_training(config, samples, eval_samples, tools=tools, scorer=scorer, interaction=interaction)
+    check_shipping(parts[1])
     return run_stoppable(train_prepared(*parts, console_or_stderr(console)))
 
 
@@ -137,10 +140,12 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, alerts: A
 
 
 async def evaluate(run: TrainRun, engines: Engines, heldout: Prepared, *, greedy: bool) -> dict[str, float] | None:
-    """Accuracy on held-out samples as trained (and greedily); logged, and kept when it is the best.
+    """Accuracy on held-out samples as trained (and greedily, always where that is what weights are compared by);
+    logged, and kept when it is the best.
 
     None when a signal came first: then the run evaluates when it is resumed.
     """
+    greedy = greedy or run.config.training.metric.startswith(GREEDY)
     work = measure(heldout, engines.context, run.recorder, run.progress.step, greedy=greedy)
     numbers = await run.until_stopped(work)
     if numbers is None:

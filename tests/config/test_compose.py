@@ -1,5 +1,6 @@
 """Configuration: layers, origins, and one clear error with the nearest valid name for every mistake."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import Config
+from turnwise.config.brought_names import BROUGHT
 from turnwise.config.choices import Overlong
 from turnwise.config.compose import to_yaml, unread
-from turnwise.config.sections import complete
+from turnwise.config.knobs import knobs_of
+from turnwise.config.sections import complete, full_config
 from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 
@@ -92,6 +95,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ("sampling.temperature=-1", "at least 0"),
         ("sampling.top_p=0", "top_p"),
         ("sampling.top_p=1.5", "top_p"),
+        ("eval.sampling.temprature=0", "eval.sampling: unknown key 'temprature': did you mean 'temperature'?"),
+        ("eval.sampling={temperature: 1e-9}", "eval.sampling.temperature must be 0 (greedy) or at least"),
+        ("eval.sampling={max_tokens: 0}", "eval.sampling.max_tokens must be"),
+        ("eval.sampling.stop=x", "eval.sampling.stop must be a list of texts"),
         ("rollout.max_failures=2", "max_failures"),
         ("rollout.max_seconds=0", "more than 0"),
         ("rollout.concurrency=0", "at least 1"),
@@ -101,6 +108,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ),
         ("actor_rollout_ref.rollout.n=4", "its equivalent here: training.group_size"),
         ("data.val_files=x.parquet", "its equivalent here: data.eval_files"),
+        ("learning_rate=1e-5", "its equivalent here: learner.lr (in `turnwise sft` sft.lr)"),
+        ("lr=0.1", "its equivalent here: learner.lr (in `turnwise sft` sft.lr)"),
+        ("training.batch_size=8", "its equivalent here: training.groups"),
+        ("sampling.max_new_tokens=8", "its equivalent here: sampling.max_tokens, of one turn"),
     ],
 )
 def test_mistakes_on_the_command_line(override: str, expected: str) -> None:
@@ -129,6 +140,14 @@ def test_mistakes_in_the_file_name_the_file(tmp_path: Path, text: str, expected:
     assert expected in str(caught.value)
 
 
+def test_what_stands_for_names_from_elsewhere_exists() -> None:
+    keys = knobs_of(full_config())
+    for name, ours in BROUGHT.items():
+        assert name not in keys
+        named = re.findall(r"\b[a-z]+\.[a-z_]+\b", ours.replace("FILE.py", ""))
+        assert all(key in keys for key in named) and (named or "runs_dir" in ours or "nothing" in ours), name
+
+
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("")
     assert compose([], tmp_path / "mine.yaml").config == configure()
@@ -146,6 +165,8 @@ def test_keys_that_this_run_never_reads_are_found() -> None:
     assert problem.startswith("engine.base_url (command line) is never read: engine.name is auto")
     assert unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1"])) == []
     assert "rollout.interaction" in unread(compose(["task=null", "rollout.interaction_kwargs.max_turns=2"]))[0]
+    (problem,) = unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1", "eval.sampling.top_k=4"]))
+    assert problem.startswith("eval.sampling.top_k (command line) is never read: engine.name is openai")
     assert unread(compose(["engine.retries=1", "cluster=ray"])) == [], "a turn whose node went away is asked for again"
     assert unread(compose(["engine.retries=1"]))[0].endswith("module:name, or cluster is ray")
     assert unread(compose(["sandbox.memory_mb=1024", "sandbox.level=L3"])) == [], "the sandbox is here"

@@ -78,7 +78,7 @@ def check_refusal(text: str, key: str, value: Any, limits: Range) -> None:
     ("key", "value", "shown"),
     [
         ("seed", -1, "-1"),
-        ("training.target", 1.5, "1.5"),
+        ("algorithm.turn_gamma", 1.5, "1.5"),
         ("learner.lr", -1e18, "-1.0e+18"),
         ("sampling.temperature", math.nan, ".nan"),
         ("sampling.temperature", math.inf, ".inf"),

@@ -1,4 +1,4 @@
-"""pass@k, pass^k and maj@k: what all draws of k episodes would say, and where they are printed."""
+"""pass@k, pass^k, maj@k and avg@k: what all draws of k episodes would say, and where they are printed."""
 
 import io
 import itertools
@@ -76,11 +76,12 @@ def test_each_number_is_over_the_samples_that_have_enough_scored_episodes() -> N
     rows = [("a", [1, 1, 0, 0, 0]), ("b", [0, 0, 0, 0, 0]), ("c", [1, None, None, 1, None]), ("d", [None])]
     trajectories = [episode(sample, f"#### {right}", right) for sample, rights in rows for right in rights]
     numbers = repeated_answers(trajectories)
-    assert list(numbers) == [f"{name}{k}" for k in (2, 4, 5) for name in ("pass@", "pass^", "maj@")]
+    assert list(numbers) == [f"{name}{k}" for k in (2, 4, 5) for name in ("pass@", "pass^", "maj@", "avg@")]
     assert numbers["pass@2"].value == pytest.approx(statistics.fmean([0.7, 0.0, 1.0]))
     assert (numbers["pass@2"].n, numbers["pass@5"].n) == (3, 2)
     assert numbers["pass^2"].value == pytest.approx(statistics.fmean([0.1, 0.0, 1.0]))
     assert numbers["pass@5"].value == 0.5 and numbers["maj@5"].value == 0.0
+    assert numbers["avg@5"].value == pytest.approx(0.2) and numbers["avg@5"].n == 2
     assert all(0 < number.stderr < 0.5 for number in numbers.values()), "two samples are no certainty"
     assert repeated_answers(trajectories[-1:]) == repeated_answers([]) == {}
     assert repeated_answers([episode("a", "1", 1.0), episode("b", "1", 1.0)]) == {}
@@ -91,8 +92,15 @@ def test_an_evaluation_prints_them_and_writes_them(tmp_path: Path) -> None:
         "engine=scripted", "engine.script=['#### 7']", "eval.samples=3", "eval.group_size=4", f"runs_dir='{tmp_path}'"
     )
     report = tw.evaluate(config, console=Console(file=io.StringIO()))
-    assert "pass@4" in str(report) and "maj@2" in str(report)
+    assert "pass@4" in str(report) and "maj@2" in str(report) and "avg@4" in str(report)
     (source,) = report.as_json()["sources"].values()
     assert source["repeated"]["pass@4"]["samples"] == 3
     line = json.loads((report.run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert {"val/pass@4", "val/pass@4_stderr", "val/maj@2/arithmetic", "val/pass^4/arithmetic"} <= line.keys()
+    assert {
+        "val/pass@4",
+        "val/pass@4_stderr",
+        "val/maj@2/arithmetic",
+        "val/pass^4/arithmetic",
+        "val/avg@4",
+        "val/reward",
+    } <= line.keys()

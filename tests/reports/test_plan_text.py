@@ -54,23 +54,23 @@ NULL = "algorithm.old_logprobs=null"  # the arithmetic task takes the sampler's
     ("overrides", "lines"),
     [
         (("training.max_lag=0", NULL),
-         ("max_lag 0", "correction none; ratio to the sampler's log-probs (every token comes from the newest weights)")),
+         ("max_lag 0", "no importance weights; the loss compares with the sampler's log-probs (every token comes from the newest weights)")),
         (("training.max_lag=2", NULL),
-         ("max_lag 2", "correction none; ratio to the sampler's log-probs (tokens may be 2 step(s) old, and the "
-          "loss compares with the log-probs they were sampled with)")),
+         ("max_lag 2", "no importance weights; the loss compares with the sampler's log-probs (tokens are at most 2 steps old, "
+          "and a ratio to the log-probs they were drawn with corrects for that)")),
         (("training.max_lag=2", "algorithm.old_logprobs=learner"),
-         ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
+         ("max_lag 2", "importance weights: token, truncate; the loss compares with the learner's log-probs (tokens are at most 2 steps old)")),
         (("training.max_lag=2", NULL, "algorithm.loss=reinforce"),
-         ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
-        ((), ("max_lag 1", "correction none; ratio to the sampler's log-probs (tokens may be 1 step(s) old, and the "
-              "loss compares with the log-probs they were sampled with)")),
+         ("max_lag 2", "importance weights: token, truncate; the loss compares with the learner's log-probs (tokens are at most 2 steps old)")),
+        ((), ("max_lag 1", "no importance weights; the loss compares with the sampler's log-probs (tokens are at most 1 step old, "
+              "and a ratio to the log-probs they were drawn with corrects for that)")),
         (("training.max_lag=2", NULL, "algorithm.correction=none"),
-         ("max_lag 2", "correction none; ratio to the sampler's log-probs (as set)")),
+         ("max_lag 2", "no importance weights; the loss compares with the sampler's log-probs (as set)")),
         (("training.max_lag=0", NULL, "algorithm.correction=sequence"),
-         ("max_lag 0", "correction sequence, truncate; ratio to the learner's log-probs (as set)")),
+         ("max_lag 0", "importance weights: sequence, truncate; the loss compares with the learner's log-probs (as set)")),
         (("training.max_lag=0", "algorithm.old_logprobs=learner", "training.replay_groups=40", "training.groups=12"),
          ("max_lag 0; of 40 kept groups 4 a step are trained on again, 1 time(s) within 4 step(s)",
-          "correction token, truncate; ratio to the learner's log-probs (tokens may be 4 step(s) old)")),
+          "importance weights: token, truncate; the loss compares with the learner's log-probs (tokens are at most 4 steps old)")),
     ],
 )  # fmt: skip
 def test_the_plan_says_how_old_tokens_may_be_and_what_corrects_it(overrides, lines):

@@ -12,10 +12,12 @@ from turnwise.types import Origin
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A run of four episodes with tools and a user."""
+    """A run of four episodes with tools and a user, not drawn as training would."""
     runs = tmp_path_factory.mktemp("runs")
     arguments = ["eval.samples=4", "engine.threads=1", "run=first", f"runs_dir={runs}", "--no-transcript"]
-    assert cli.main(["eval", *arguments]) == 0
+    drawn = ["eval.sampling={temperature: 0.7, max_tokens: 96}", "sampling.max_tokens=4"]
+    assert cli.main(["eval", *arguments, *drawn, "--out", str(runs / "out.jsonl")]) == 0
+    assert len((runs / "out.jsonl").read_text().splitlines()) == 4
     return runs / "first"
 
 
@@ -36,6 +38,8 @@ def test_an_episode_is_played_again_token_by_token(recorded, capsys):
     (again,) = trajectories(found["written"])
     before = trajectories(recorded)[2]
     assert again.reward == before.reward and len(again.turns) == len(before.turns) > 1
+    assert "evaluations  temperature 0.7, top_p 1, top_k 0, 96 tokens" in (recorded / "plan.txt").read_text()
+    assert max(turn.completion_tokens for turn in before.turns) > 4, "not training's limit"
 
 
 def test_an_edited_tool_result_is_what_the_policy_reads(recorded, capsys):
@@ -87,7 +91,8 @@ def test_a_place_that_is_not_there_is_refused(recorded, capsys, arguments, says)
 
 def test_weights_that_were_not_kept_are_asked_for(tmp_path, capsys):
     small = ["training.steps=2", "training.groups=2", "training.group_size=2", "eval.samples=2", "engine.threads=1"]
-    assert cli.main(["train", *small, "training.max_lag=0", "run=t", f"runs_dir={tmp_path}"]) == 0
+    drawn = ["eval.sampling.temperature=0.5", "eval.group_size=2", "training.max_lag=0"]
+    assert cli.main(["train", *small, *drawn, "run=t", f"runs_dir={tmp_path}"]) == 0
     run = tmp_path / "t"
     assert replayed(capsys, run, "--file", "trajectories/step_000001.parquet")["differences"]["same_tokens"]
     assert cli.main(["replay", str(run), "--file", "trajectories/step_000002.parquet"]) == 2

@@ -91,6 +91,27 @@ def test_rows_as_others_write_them_pass_without_a_word(columns: dict[str, Any], 
     assert plan(columns).plan.notices == []
 
 
+@pytest.mark.parametrize(
+    ("name", "head", "problem"),
+    [
+        ("silent", "", r"does not read interaction_kwargs.goal.*READS = \('goal',\)"),
+        ("other", "READS = ('goals',)", "did you mean 'goals'"),
+        ("wrong", "READS = 'goal'", "READS is a tuple of names"),
+        ("right", "READS = ('goal',)", None),
+    ],
+)
+def test_a_function_is_given_what_its_file_says_that_it_reads(
+    name: str, head: str, problem: str | None, plan: Any, tmp_path: Path
+) -> None:
+    row = {"extra_info": {"interaction_kwargs": {"goal": "x", "query": "q"}}}
+    (tmp_path / f"{name}.py").write_text(f"{head}\n\n\ndef user(turn):\n    return None\n")
+    if problem is None:
+        assert plan(row, f"rollout.interaction={name}.py:user").plan.notices == []
+        return
+    with pytest.raises(TurnwiseError, match=problem):
+        plan(row, f"rollout.interaction={name}.py:user")
+
+
 def test_a_rows_column_of_tools_chooses_among_those_that_are_offered(plan: Any) -> None:
     offered = "rollout.tools=[calculate, search]"
     for column, chosen in (([SCHEMA], ("calculate",)), (json.dumps([SCHEMA]), ("calculate",)), (["search"], ("search",)), ([], ())):  # fmt: skip

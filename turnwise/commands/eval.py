@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from turnwise.commands import add_config, add_json, refuse_unread
 
@@ -12,6 +13,7 @@ HELP = "roll out and score the evaluation samples"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the episodes as readable JSONL")
     parser.add_argument("--no-transcript", action="store_true", help="leave out the example transcript")
     parser.epilog = """\
 examples:
@@ -31,10 +33,16 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from turnwise.eval import evaluate
+    from turnwise.storage.trajectories.files import write_jsonl
     from turnwise.storage.transcript import transcript
+    from turnwise.system.files import check_place
 
+    if args.out is not None:
+        check_place(args.out, "--out")
     out = Console()
     report = evaluate(composed.config)
+    if args.out is not None:
+        write_jsonl(args.out, report.trajectories)
     if report.trajectories and not args.no_transcript:
         out.print(transcript(report.trajectories[0], None))
     out.print(report, highlight=False, soft_wrap=True)

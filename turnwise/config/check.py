@@ -4,9 +4,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from turnwise.config import Config
+from turnwise.config import Config, SamplingConfig
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, knob_for, section
+from turnwise.config.training import is_share
 from turnwise.errors import ConfigError
 from turnwise.errors.address_passwords import texts_with_userinfo
 from turnwise.errors.nearest_name import unknown
@@ -30,19 +32,26 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
         key = key.removeprefix(".")
         advice = _where_its_key_belongs(key)
         raise ConfigError(f"{key}: no name or password in an address (a run stores and shows it); {advice}")
-    if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
-        raise ConfigError(
-            f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
-            f"not {config.sampling.temperature}"
-        )
-    if "" in config.sampling.stop:
-        raise ConfigError("sampling.stop: an empty text would end every turn at once")
+    _check_sampling(config.sampling, "sampling")
+    names = [field.name for field in dataclasses.fields(config.sampling)]
+    for name in config.eval.sampling:
+        if name not in names:
+            raise ConfigError(f"eval.sampling: {unknown('key', name, names)}")
+    evaluated = evaluation_sampling(config)
+    for key, problem in problems(evaluated, "eval.sampling."):
+        raise ConfigError(f"{key} {problem}")
+    _check_sampling(evaluated, "eval.sampling")
     for name, options in config.scoring.options.items():
         if not isinstance(options, dict):
             raise ConfigError(f"scoring.options.{name} must be options by name, such as {{wrong: 0}}, not {options!r}")
     most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens
     if most is not None and zone > most:
         raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
+    training = config.training
+    if training.target is not None and is_share(training.metric) and not 0 <= training.target <= 1:
+        raise ConfigError(
+            f"training.target must be at least 0 and at most 1, as {training.metric} is, not {training.target}"
+        )
     _check_trackers(config.tracking.to)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.learner.device):
         raise ConfigError(f"learner.device must be auto, cpu, cuda or cuda:N, not {config.learner.device!r}")
@@ -58,6 +67,15 @@ def _where_its_key_belongs(key: str) -> str:
                 return advice
     knob = knob_for(key)
     return str(knob.marks.get("key_in", _ELSEWHERE)) if knob is not None else _ELSEWHERE
+
+
+def _check_sampling(sampling: SamplingConfig, section: str) -> None:
+    if 0 < sampling.temperature < SMALLEST_TEMPERATURE:
+        raise ConfigError(
+            f"{section}.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, not {sampling.temperature}"
+        )
+    if "" in sampling.stop:
+        raise ConfigError(f"{section}.stop: an empty text would end every turn at once")
 
 
 def _check_trackers(trackers: list[str]) -> None:

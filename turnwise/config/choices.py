@@ -75,15 +75,6 @@ class Resume(enum.Enum):
     """Go on from its newest whole checkpoint."""
 
 
-class Ship(enum.Enum):
-    """Which weights a training leaves in the run's folder `policy`."""
-
-    best = "best"
-    """Those of the best evaluation where the last one is worse by more than its standard error; else the last."""
-    last = "last"
-    """Those of the last step; nothing is kept of evaluations before it."""
-
-
 class Advantage(enum.StrEnum):
     """What a reward is compared with; `module:function` is one of your own (training/custom_advantage.py)."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import Config
+from turnwise.config.brought_names import equivalent
 from turnwise.config.check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.config.environment import fill_in
 from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
@@ -112,6 +113,9 @@ def unread(composed: Composed) -> list[str]:
             continue
         if (why := knob.why_unread(values)) is not None:
             warnings.append(f"{key} ({composed.origins[key]}) is never read: {why}")
+    for name in composed.config.eval.sampling:
+        if (why := knobs_of(full_config())[f"sampling.{name}"].why_unread(values)) is not None:
+            warnings.append(f"eval.sampling.{name} ({composed.origins['eval.sampling']}) is never read: {why}")
     return warnings
 
 
@@ -212,10 +216,10 @@ def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
     if any(name.startswith(key + ".") for name in knobs):
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
     names = other_names()
-    if key in names:
-        raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {names[key]}")
-    ours = any(name.endswith(f".{key}") for name in knobs)
-    if not ours and (same := sorted({here for name, here in names.items() if name.endswith(f".{key}")})):
+    if (ours := names.get(key, equivalent(key, knobs))) is not None:
+        raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {ours}")
+    known = any(name.endswith(f".{key}") for name in knobs)
+    if not known and (same := sorted({here for name, here in names.items() if name.endswith(f".{key}")})):
         raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {' or '.join(same[:MOST_MEANT])}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.config import brought_names
 from turnwise.config.compose import other_names
 from turnwise.config.knob_usage import PACKAGE, ROOT, readers, sections
 from turnwise.config.knobs import PLUGIN, Knob, kind_of, knobs_of
@@ -104,7 +105,7 @@ def find(name: str, every: Mapping[str, KnobPage]) -> list[KnobPage]:
 
 def equivalent(name: str) -> str | None:
     """What stands here for a key of another system or of an earlier version; None for any other name."""
-    return other_names().get(name)
+    return other_names().get(name, brought_names.equivalent(name, knobs_of(full_config())))
 
 
 def read_by(key: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from turnwise.config.sections import full_config
 PACKAGE = Path(__file__).parent.parent
 NOT_READERS = ("config/", "reports/checks/", "reports/plan.py", "reports/preflight.py", "training/runs/trust.py")
 """Rooms that check, show or document values; what they read has no effect on a run."""
-PLAYING = ("reports/checks/rollouts.py",)
-"""Files of theirs that play episodes themselves."""
+PLAYING = ("reports/checks/rollouts.py", "config/evaluation_sampling.py")
+"""Files of theirs that play episodes themselves, or say how they are played."""
 ROOT = ""
 """The section of the keys without a dot."""
 

@@ -98,12 +98,12 @@ class RolloutConfig:
 class EvalConfig:
     """How an evaluation is run: how many samples and episodes, and what is written."""
 
-    EVERY_KNOB: ClassVar = (may_change(),)
-
-    samples: int | None = knob(128, at_least(1))
+    samples: int | None = knob(128, at_least(1), may_change())
     """Samples evaluated, from the start; null takes all. Raise it for smaller error bars (four times as
     many halve them)."""
-    group_size: int = knob(1, at_least(1))
+    group_size: int = knob(1, at_least(1), may_change())
     """Episodes per sample. Raise it to measure pass@k, or to average out the sampling."""
-    dump_jsonl: str | None = knob(None, harmless())
-    """Also write the episodes as readable JSONL to this file. Set it to read them with other tools."""
+    sampling: dict[str, Any] = knob({}, harmless())
+    """How evaluations are drawn where not as training is, by the names of `sampling`: {temperature: 0.6, top_p: 0.95}.
+    What it does not name is training's. Set it to evaluate as the model will be used, or greedily (temperature: 0),
+    while training draws at temperature 1."""

@@ -17,7 +17,6 @@ from turnwise.config.choices import (
     OptimizerName,
     PolicyLoss,
     Precision,
-    Ship,
 )
 from turnwise.config.knobs import (
     any_number,
@@ -36,6 +35,15 @@ from turnwise.config.knobs import (
 from turnwise.config.marks import changes_work, for_sft, may_change
 
 OUR_SCRIPT = re.compile(r"turnwise\.(data\.tasks|ext)(\.\w+)+:script", re.ASCII)
+BEST, LAST = "best", "last"
+"""What `training.ship` may say beside the name of a number of evaluations."""
+GREEDY = "greedy_"
+"""How the files of greedy evaluations, and the names of their numbers, begin."""
+
+
+def is_share(name: str) -> bool:
+    """Whether a number of evaluations is a part of a whole; rewards and what tasks measure have any size."""
+    return name.partition("/")[0].removeprefix(GREEDY) not in ("reward", "task")
 
 
 @dataclass
@@ -56,13 +64,14 @@ class SftConfig:
     """Updates over which the learning rate rises; from there it falls to a tenth. Raise it when the loss jumps at the
     start."""
     script: str | None = knob(None, path(), reaches("code", lambda name: not OUR_SCRIPT.fullmatch(name)))
-    """Who writes the traces to learn from: module:function giving a Script. Set it when there are no recorded ones."""
+    """A function that writes the episodes to learn from, as FILE.py:script (docs/ext/conversations.md). Set it when
+    there are no recorded ones."""
     traces: int = knob(2000, at_least(1))
     """Scripted episodes, one per training sample. Raise it when the loss is low and the policy still errs."""
     recorded: list[str] = knob([], path(), harmless())
     """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
     imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
-    runs/NAME/trajectories/*.parquet. Of evaluations it would learn its own test."""
+    runs/NAME/trajectories/*.parquet. Do not name evaluations on samples that you will test on."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
 
@@ -111,12 +120,15 @@ class TrainingConfig:
     disk, and a run whose last one has no room is refused. Lower it when a lost hour would hurt."""
     keep: int = knob(2, at_least(1), may_change(), for_sft())
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
-    ship: Ship = knob(Ship.best, may_change())
-    """Which weights are left in RUN/policy for use; a run that is resumed goes on from its last ones either way. Set
-    `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy of the
-    policy has no room on the disk."""
-    target: float | None = knob(None, share(), may_change())
-    """Evaluation accuracy at which the run ends early. Set it to stop when it is good enough."""
+    ship: str = knob(BEST, harmless(), may_change())
+    """Which weights are left in RUN/policy for use: `best` (by accuracy), `last`, or those best by the number of
+    evaluations that is named. Such are greedy_accuracy, reward, pass@4 and task/SOURCE/NAME (docs/training.md); where
+    no evaluation was clearly better, the last weights are left. A run that is resumed goes on from its last ones either
+    way. Set `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy
+    of the policy has no room on the disk."""
+    target: float | None = knob(None, any_number(), may_change())
+    """Accuracy of an evaluation, or the number that training.ship names, at which the run ends early. Set it to stop
+    when it is good enough."""
     max_minutes: float | None = knob(None, more_than(0), may_change(), for_sft())
     """Wall time after which the run ends cleanly. Set it for machines that are taken back at a known time."""
     max_tokens: int | None = knob(None, at_least(1), may_change())
@@ -132,6 +144,11 @@ class TrainingConfig:
     warn_logprob_gap: float = knob(0.05, at_least(0), was("training.drift"))
     """Mean sampler-learner log-prob gap above which a step warns; measured on each step's first minibatch. Raise it
     when stale episodes (max_lag) make the gap expected."""
+
+    @property
+    def metric(self) -> str:
+        """The number of evaluations by which weights are better than others."""
+        return "accuracy" if self.ship in (BEST, LAST) else self.ship
 
 
 @dataclass

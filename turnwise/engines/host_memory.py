@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.config.choices import Offload, OptimizerName, Precision, Ship
+from turnwise.config.choices import Offload, OptimizerName, Precision
+from turnwise.config.training import LAST
 from turnwise.engines.devices import device_of, gpus_for_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
 from turnwise.errors import ConfigError
@@ -144,7 +145,7 @@ def checkpoints(config: Config, training: Training) -> Checkpoints | None:
     options = config.training
     written = min(options.keep + 1, 1 + (-(-options.steps // options.save_every) if options.save_every else 0))
     policy = _policy(config, size)
-    best = policy if options.ship is Ship.best else 0
+    best = policy if options.ship != LAST else 0
     return Checkpoints(policy, _state(config, size, training), max(1, written), best)
 
 

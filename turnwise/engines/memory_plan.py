@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
 from turnwise.config.choices import ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.config.evaluation_sampling import longest_turn
 from turnwise.engines.devices import TOKEN_BUDGET, EngineChoice, Gpu, VisibleGpus, choose, device_of, visible_gpus
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
@@ -168,7 +169,7 @@ def memory_here(
     size = size_of(facts)
     if size is None:
         return None
-    length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+    length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
     length = length if facts.context_length is None else min(length, facts.context_length)
     both = on_gpu and learner == where
     shared = both and shares_weights(config, chosen, choice.implementation)
@@ -212,7 +213,7 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         yield "CPU memory: unknown, config.json does not tell the model's size"
         return
     if samples:
-        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
         length = length if facts.context_length is None else min(length, facts.context_length)
         itemsize = _itemsize(chosen.precision)
         cache = _size(chosen.max_batch * length * size.cached * itemsize)

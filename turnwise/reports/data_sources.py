@@ -57,7 +57,7 @@ class SourceReport:
     task: dict[str, float] = field(default_factory=dict)
     """What the task itself measures, by its own names."""
     repeated: dict[str, Share] = field(default_factory=dict)
-    """`pass@k`, `pass^k` and `maj@k`, where samples have several episodes (`eval.group_size`)."""
+    """`pass@k`, `pass^k`, `maj@k` and `avg@k`, where samples have several episodes (`eval.group_size`)."""
 
 
 @dataclass(frozen=True, slots=True)

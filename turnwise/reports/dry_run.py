@@ -23,6 +23,7 @@ from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.extensions import extensions
 from turnwise.reports.checks.run_checks import check_before_run
+from turnwise.reports.evaluation_names import check_shipping
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Groups
 from turnwise.rollout.placement import placement_of
@@ -233,6 +234,7 @@ class DryRun:
 async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
     """Everything that `train` does before its first step, and a part of one where no run was recorded."""
     prepared, heldout, _ = prepare_training(config, None, None, tools=None, scorer=None, interaction=None)
+    check_shipping(heldout)
     layout = await placement_of(config).layout(training=True)
     if layout is not None and (lacking := layout.lacking) is not None:  # what is tried below would wait
         for line in layout.nodes:

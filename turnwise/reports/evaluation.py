@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.config.training import is_share
 from turnwise.errors import ScoringFailed
 from turnwise.reports.cannot_follow import cannot_follow
 from turnwise.reports.data_sources import Fitted, SourceReport, by_column, by_row, narrowest
@@ -22,7 +23,7 @@ from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_befor
 from turnwise.storage.recorded_run import episodes_table, to_pandas
 from turnwise.storage.transcript import visible
 from turnwise.system.concurrency import each
-from turnwise.system.metrics import Metric, Reduction, Share, reduce, share
+from turnwise.system.metrics import Metric, Reduction, Share, clustered_error, reduce, share
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 AT_ONCE = 256
@@ -110,6 +111,7 @@ class EvalReport(Printable):
         overall = measured("accuracy", self.overall) | repeated_numbers(
             most_repeated(repeated_answers(self.trajectories))
         )
+        overall |= rewards("reward", self.trajectories)
         line |= {f"val/{name}": value for name, value in overall.items()}
         for name, source in self.sources.items():
             named = {
@@ -194,6 +196,18 @@ def repeated_numbers(repeated: Mapping[str, Share], source: str | None = None) -
     return numbers
 
 
+def rewards(kind: str, trajectories: Iterable[Trajectory], source: str | None = None) -> dict[str, float]:
+    """The mean reward of scored episodes as numbers by name, as `measured` gives them; one sample has no error."""
+    scored = [
+        (entry.sample.id, entry.reward) for entry in trajectories if not is_failed(entry) and entry.reward is not None
+    ]
+    if not scored:
+        return {}
+    end, error = "" if source is None else f"/{source}", clustered_error(scored)
+    numbers = {f"{kind}{end}": sum(reward for _, reward in scored) / len(scored), f"{kind}_n{end}": float(len(scored))}
+    return numbers if error is None else numbers | {f"{kind}_stderr{end}": error}
+
+
 def is_detail(name: str) -> bool:
     """Whether a number of `measured` only says how sure another one is."""
     return name.partition("/")[0].endswith(("_stderr", "_n"))
@@ -210,13 +224,15 @@ def shown(metrics: Mapping[str, float], name: str) -> str:
         return "-"
     kind, slash, source = name.partition("/")
     stderr, n = (metrics.get(f"{kind}_{detail}{slash}{source}") for detail in ("stderr", "n"))
+    if not is_share(name):
+        return f"{metrics[name]:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")
     if stderr is None or n is None:
         return f"{metrics[name]:.1%}"
     return str(Share(metrics[name], stderr, int(n), int(n)))
 
 
 def in_a_line(numbers: Mapping[str, float]) -> str:
-    """The accuracies of an evaluation over all data sources."""
+    """The accuracies and the reward of an evaluation over all data sources."""
     kinds = [name for name in numbers if "/" not in name and not is_detail(name)]
     return ", ".join(f"{name} {shown(numbers, name)}" for name in kinds) or "no episode was scored"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from turnwise.chat.render_alignment import render_problem
 from turnwise.config import SamplingConfig
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.reports.data_sources import SourceReport
@@ -15,6 +16,7 @@ from turnwise.reports.evaluation import (
     grade_all,
     measured,
     repeated_numbers,
+    rewards,
     summarise,
 )
 from turnwise.reports.pass_at_k import most_repeated, repeated_answers
@@ -39,10 +41,10 @@ async def measure(
     *,
     greedy: bool,
 ) -> dict[str, float]:
-    """Accuracy and what tasks measure in the middle of a training run, as sampled and, when asked for, greedily;
-    recorded under eval/."""
+    """Accuracy, reward and what tasks measure within a training run, as sampled and, when asked for, greedily; recorded
+    under eval/."""
     numbers: dict[str, float] = {}
-    sampling = prepared.config.sampling
+    sampling = evaluation_sampling(prepared.config)
     ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
     for name, drawn in ways.items():
         trajectories: list[Trajectory] = []
@@ -55,10 +57,12 @@ async def measure(
             raise TurnwiseError(problem)
         for source, report in by_source(results, declared_by(prepared.config.task)).items():
             numbers |= {f"{name}{TASK}/{source}/{metric}": value for metric, value in report.task.items()}
-            final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
+            own = [entry for entry in results if entry.trajectory.sample.data_source == source]
+            final, first = accuracies(own)
+            numbers |= rewards(f"{name}reward", (entry.trajectory for entry in own), source)
             numbers |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
             numbers |= {} if name else repeated_numbers(report.repeated, source)
-        numbers |= measured(f"{name}accuracy", accuracies(results)[0])
+        numbers |= measured(f"{name}accuracy", accuracies(results)[0]) | rewards(f"{name}reward", trajectories)
         # Greedily, a sample's episodes repeat each other.
         numbers |= {} if name else repeated_numbers(most_repeated(repeated_answers(trajectories)))
     await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", numbers)

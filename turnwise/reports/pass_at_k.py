@@ -1,4 +1,4 @@
-"""What several episodes of one sample say together: pass@k, pass^k and maj@k, each with its error."""
+"""What several episodes of one sample say together: pass@k, pass^k, maj@k and avg@k, each with its error."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from turnwise.system.metrics import Share, share
 from turnwise.types import Trajectory
 
+REPEATED = ("pass@", "pass^", "maj@", "avg@")
 DRAWS = 512
 """Subsets of k episodes that a majority is taken over, where there are more than so many."""
 _MARKED = re.compile(r"####[ \t]*((?:(?!####)[^\n])+)|\\boxed\{([^{}]*)\}")
@@ -37,7 +38,7 @@ def majority_at_k(answers: Sequence[Answer], k: int) -> float:
 
 
 def repeated_answers(trajectories: Iterable[Trajectory]) -> dict[str, Share]:
-    """`pass@k`, `pass^k` and `maj@k` of scored episodes, for k = 2, 4, 8 ... and the most that any sample has.
+    """`pass@k`, `pass^k`, `maj@k` and `avg@k` of scored episodes, for k = 2, 4, 8 ... and the most that a sample has.
 
     Each is a mean over the samples with at least k scored episodes, of what is unbiased for each of them; nothing
     where no sample has two.
@@ -48,18 +49,24 @@ def repeated_answers(trajectories: Iterable[Trajectory]) -> dict[str, Share]:
             by_sample[trajectory.sample.id].append((result_of(trajectory), trajectory.right))
     most = max(map(len, by_sample.values()), default=0)
     numbers: dict[str, Share | None] = {}
-    for k in [*(2**power for power in range(1, most.bit_length()) if 2**power < most), most] if most > 1 else []:
+    for k in tries(most):
         enough = {sample: answers for sample, answers in by_sample.items() if len(answers) >= k}
         counts = [(sample, len(answers), sum(right for _, right in answers)) for sample, answers in enough.items()]
-        numbers[f"pass@{k}"] = share((sample, pass_at_k(tries, right, k)) for sample, tries, right in counts)
-        numbers[f"pass^{k}"] = share((sample, pass_all_k(tries, right, k)) for sample, tries, right in counts)
+        numbers[f"pass@{k}"] = share((sample, pass_at_k(n, right, k)) for sample, n, right in counts)
+        numbers[f"pass^{k}"] = share((sample, pass_all_k(n, right, k)) for sample, n, right in counts)
         numbers[f"maj@{k}"] = share((sample, majority_at_k(answers, k)) for sample, answers in enough.items())
+        numbers[f"avg@{k}"] = share((sample, right / n) for sample, n, right in counts)
     return {name: number for name, number in numbers.items() if number is not None}
+
+
+def tries(most: int) -> list[int]:
+    """The k of these numbers where samples have so many episodes."""
+    return [*(2**power for power in range(1, most.bit_length()) if 2**power < most), most] if most > 1 else []
 
 
 def most_repeated(numbers: dict[str, Share]) -> dict[str, Share]:
     """Those of the largest k."""
-    return dict(list(numbers.items())[-3:])
+    return dict(list(numbers.items())[-len(REPEATED) :])
 
 
 def result_of(trajectory: Trajectory) -> str:

@@ -1,9 +1,10 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.chat.renderer import Renderer
-from turnwise.config import ONE_MACHINE, Config, RolloutConfig
+from turnwise.config import ONE_MACHINE, Config, RolloutConfig, SamplingConfig
 from turnwise.config.choices import Aggregation, Correction, Excess, PolicyLoss
 from turnwise.config.environment import told
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.host_memory import check_disk, checkpoints, host_memory
 from turnwise.engines.memory_plan import memory_here
@@ -60,7 +61,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         written = format_of(config, renderer.tokenizer)
         lines.append(
             f"chat         {config.chat.template or 'the model’s own template'}, {written.name} calls "
-            f"({renderer.call_form}), history {config.chat.history.value}"
+            f"({renderer.call_form}), chat.history={config.chat.history.value}"
         )
         if written.reason:
             sure = written.is_known and written.problem is None
@@ -68,11 +69,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines += [f"warning      {spelled_warning(renderer)}"] if renderer.spelled_marks else []
         lines += _history(prepared, renderer)
         lines += _images(config, renderer)
-    sampling = config.sampling
-    lines.append(
-        f"sampling     temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "
-        f"{sampling.max_tokens} tokens a turn, seed {config.seed}"
-    )
+    lines.append(f"sampling     {_drawn(config.sampling)}, seed {config.seed}")
+    lines += [f"evaluations  {_drawn(evaluation_sampling(config))} (eval.sampling)"] if config.eval.sampling else []
     lines.append(f"budgets      {_budgets(config.rollout)}")
     lines.append(
         f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
@@ -96,6 +94,13 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _drawn(sampling: SamplingConfig) -> str:
+    return (
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "
+        f"{sampling.max_tokens} tokens a turn"
+    )
 
 
 def _limit(prepared: Prepared, training: bool) -> str:
@@ -152,10 +157,11 @@ def _staleness(config: Config) -> list[str]:
             f"{training.replay_uses} time(s) within {training.replay_age} step(s)"
         )
     weighed = chosen.correction is not Correction.none
-    how = f"{chosen.correction.value}, {config.algorithm.correction_mode.value}" if weighed else "none"
+    weights = f"importance weights: {chosen.correction.value}, {config.algorithm.correction_mode.value}"
     return [
         f"staleness    max_lag {training.max_lag}{again}",
-        f"             correction {how}; ratio to the {chosen.old_logprobs.value}'s log-probs ({chosen.why})",
+        f"             {weights if weighed else 'no importance weights'}; the loss compares with the "
+        f"{chosen.old_logprobs.value}'s log-probs ({chosen.why})",
     ]
 
 

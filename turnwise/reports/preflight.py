@@ -9,6 +9,7 @@ from turnwise.config.check import DEFAULT
 from turnwise.config.choices import Precision
 from turnwise.config.compose import Composed, unread
 from turnwise.config.environment import uses
+from turnwise.config.evaluation_sampling import evaluation_sampling, longest_turn
 from turnwise.data.files import Split, data_files
 from turnwise.data.lint import LintSeverity, lint
 from turnwise.data.task import load_task
@@ -20,6 +21,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.reports.checks.findings import Outcome as Outcome
 from turnwise.reports.checks.findings import Report as Report
 from turnwise.reports.checks.run_checks import run_checks
+from turnwise.reports.evaluation_names import check_shipping
 from turnwise.reports.plan import plan_text, trusted_code
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, measured_images, prepare
@@ -103,6 +105,7 @@ def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Pre
     meant = any(key.startswith(sections) and origin != DEFAULT for key, origin in composed.origins.items())
     try:
         check_training(config)
+        check_shipping(heldout)
         limit = _limit(config.data.train_files, config.training.samples, config.training.groups)
         training = prepare(config, "train", limit=limit, tools=heldout.toolbox.shared())
         check_enough_samples(training)
@@ -168,7 +171,7 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     turns = config.rollout.max_assistant_turns
     text = f"{episodes} episodes, prompts {mean:.0f} tokens on average and {max(prompts)} at most"
     if turns is not None:
-        most = min(turns * config.sampling.max_tokens, config.rollout.max_tokens or 1 << 60)
+        most = min(turns * evaluation_sampling(config).max_tokens, config.rollout.max_tokens or 1 << 60)
         text += f", at most {episodes * most:,} policy tokens"
     report.add("forecast", Outcome.OK, text)
     if extensions.engine(config.engine.name).here:
@@ -187,7 +190,7 @@ def _memory(config: Config, prompt: int) -> str:
         return f"{weights}; config.json does not tell what its cache holds"
     here = choose_devices(config)
     per_token = facts.cached_numbers * (4 if here.precision is Precision.float32 else 2)
-    length = prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+    length = prompt + (config.rollout.max_tokens or 4 * longest_turn(config))
     length = length if facts.context_length is None else min(length, facts.context_length)
     cache = per_token * length * here.max_batch
     return (

@@ -1,9 +1,7 @@
 """A causal probe: the same episodes with the tools' images as they are and spoilt, and what that does to answers."""
 
 import copy
-import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.text import Text
 
 from turnwise.config import Config
 from turnwise.config.check import check_config
+from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.samplers.scripted import Script
 from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import Printable
@@ -25,7 +24,7 @@ from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import check_free
-from turnwise.system.metrics import Share, share
+from turnwise.system.metrics import Share, clustered_error, share
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.runs.run import Run, console_or_stderr, new_run, printer
 from turnwise.types import Sample, Trajectory
@@ -154,7 +153,8 @@ async def _play(
     run: Run, prepared: Prepared, probes: Sequence[Probe], script: Script | None
 ) -> dict[str, list[Trajectory]]:
     played: dict[str, list[Trajectory]] = {"none": []}
-    async with open_context(prepared, script, say=run.note) as context:
+    drawn = evaluation_sampling(prepared.config)
+    async with open_context(prepared, script, sampling=drawn, say=run.note) as context:
         await play_all(prepared, context, played["none"], lambda trajectory: None)
         await run.recorder.record(BASELINE, played["none"])
         donors = Donors.of(played["none"])
@@ -195,23 +195,11 @@ def compare(source: str, probe: Probe, before: Sequence[Trajectory], after: Sequ
         after=second.value,
         after_stderr=second.stderr,
         change=second.value - first.value,
-        change_stderr=_paired_error(
-            [(clean.sample.id, bool(probed.right) - bool(clean.right)) for clean, probed in pairs]
+        change_stderr=clustered_error(
+            (clean.sample.id, bool(probed.right) - bool(clean.right)) for clean, probed in pairs
         ),
         answers_changed=sum(_said(clean) != _said(probed) for clean, probed in pairs) / len(pairs),
     )
-
-
-def _paired_error(differences: Sequence[tuple[str, int]]) -> float | None:
-    """One standard error of the mean difference, episodes of one sample being one cluster."""
-    by_sample: dict[str, list[int]] = defaultdict(list)
-    for sample, difference in differences:
-        by_sample[sample].append(difference)
-    clusters, mean = len(by_sample), sum(difference for _, difference in differences) / len(differences)
-    if clusters < 2:
-        return None
-    spread = sum((sum(values) - mean * len(values)) ** 2 for values in by_sample.values())
-    return math.sqrt(spread * clusters / (clusters - 1)) / len(differences)
 
 
 def _said(trajectory: Trajectory) -> str:

@@ -14,6 +14,8 @@ from rich.console import Console
 from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
+from turnwise.config.evaluation_sampling import as_evaluated
+from turnwise.config.training import GREEDY
 from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
 from turnwise.engines.weight_updates import Update
@@ -33,8 +35,8 @@ from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.training.runs.run import new_run, printer
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, Trajectory, Turn, VersionRun
 
-GREEDY = "greedy_"
-"""How the files of greedy evaluations begin."""
+EVALUATED = "eval"
+"""The folder of a run's evaluations."""
 EDITED = "edited"
 """The artifact that says what was edited in an episode."""
 _EDIT = re.compile(r"turn=(\d{1,6})(?:,(?:call=(\d{1,4})|(assistant)))?")
@@ -100,7 +102,9 @@ class Recorded:
     def find(cls, run: RunDir, row: int, file: str | None = None, *, any_weights: bool = True) -> "Recorded":
         """The row of a file; where none is named, of the newest one, or of the newest whose weights the run keeps."""
         # In this order: what was trained on again lies in files of its own, and is never the newest.
-        files = [path for folder in ("eval", REUSED, TRAINED) for path in sorted(run.path.glob(f"{folder}/*.parquet"))]
+        files = [
+            path for folder in (EVALUATED, REUSED, TRAINED) for path in sorted(run.path.glob(f"{folder}/*.parquet"))
+        ]
         names = [path.relative_to(run.path).with_suffix("").as_posix() for path in files]
         if not names:
             raise StorageError(f"{run.path} holds no trajectories yet")
@@ -149,10 +153,11 @@ def replay_config(config: Config, recorded: Recorded, model: str | None) -> tupl
             f"{recorded.file} of {recorded.run.path} has no tokens: an endpoint's words cannot be replayed"
         )
     path, notes = (model, []) if model is not None else _weights(config, recorded)
-    sampling = config.sampling
-    if Path(recorded.file).name.startswith(GREEDY):
-        sampling = replace(sampling, temperature=0.0)
-    return replace(config, model=replace(config.model, path=path), sampling=sampling, run=None), notes
+    folder, name = Path(recorded.file).parts
+    config = as_evaluated(config) if folder == EVALUATED else replace(config, eval=replace(config.eval, sampling={}))
+    if name.startswith(GREEDY):
+        config = replace(config, sampling=replace(config.sampling, temperature=0.0))
+    return replace(config, model=replace(config.model, path=path), run=None), notes
 
 
 def _weights(config: Config, recorded: Recorded) -> tuple[str, list[str]]:

@@ -64,6 +64,13 @@ def observe(trajectories: Iterable[Trajectory], declared: Mapping[str, TaskMetri
             yield from chosen.of(trajectory)
 
 
+def names_of(source: str, declared: Mapping[str, TaskMetrics]) -> list[str]:
+    """The names of what is measured in episodes of a data source."""
+    by_source = {**_builtin(), **declared}
+    chosen = by_source.get(source) or by_source.get(ANY)
+    return [] if chosen is None else [COUNT, *chosen.reductions]
+
+
 @functools.cache
 def _builtin() -> dict[str, TaskMetrics]:
     tasks = {name: load_task(name) for name in builtin_tasks()}

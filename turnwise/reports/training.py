@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.config.training import GREEDY
 from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
 from turnwise.storage.final_policy import Shipped, read_shipped
@@ -18,7 +19,6 @@ from turnwise.storage.transcript import visible
 from turnwise.training.runs.resume_config import resume_command
 from turnwise.training.runs.train_run import TrainRun
 
-GREEDY = "greedy_"
 LAST_STEPS = 5
 """The end of training is the mean over so many steps: one step's reward is noise."""
 

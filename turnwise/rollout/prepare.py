@@ -263,26 +263,31 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
 
 @asynccontextmanager
 async def open_context(
-    prepared: Prepared, script: Script | None = None, *, say: Callable[[str], None] | None = None
+    prepared: Prepared,
+    script: Script | None = None,
+    *,
+    sampling: SamplingConfig | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RolloutContext]:
     """The context with its engine running; the engine is closed on every path.
 
-    A script replaces the engine. `say` is told what was measured and decided while it was opened.
+    A script replaces the engine, `sampling` the config's. `say` is told what was measured and decided meanwhile.
     """
-    async with prepared.running(say or (lambda text: None)), _engine(prepared, script, say) as context:
+    tell, drawn = say or (lambda text: None), sampling or prepared.config.sampling
+    async with prepared.running(tell), _engine(prepared, script, drawn, tell) as context:
         yield context
 
 
 @asynccontextmanager
 async def _engine(
-    prepared: Prepared, script: Script | None, say: Callable[[str], None] | None
+    prepared: Prepared, script: Script | None, sampling: SamplingConfig, tell: Callable[[str], None]
 ) -> AsyncIterator[RolloutContext]:
-    config, tell = prepared.config, say or (lambda text: None)
+    config = prepared.config
     if script is None and not extensions.engine(config.engine.name).renders:
         endpoint = opener_of(config).connect(config.engine)
         try:
             await endpoint.check()
-            yield endpoint_context(prepared, lambda tools: endpoint)
+            yield endpoint_context(prepared, lambda tools: endpoint, sampling)
         finally:
             await endpoint.close()
         return
@@ -290,13 +295,15 @@ async def _engine(
     if script is not None:
         scripted, sample_of = scripted_sampler(renderer, script), {sample.id: sample for sample in prepared.samples}.get
         speaks = partial(ScriptedBackend, script=scripted, sample_of=sample_of)
-        yield token_context(prepared, renderer, scripted, config.sampling, speaks)
+        yield token_context(prepared, renderer, scripted, sampling, speaks)
         return
     async with placement_of(config).open_sampler(renderer, tell) as sampler:
-        yield token_context(prepared, renderer, sampler, config.sampling)
+        yield token_context(prepared, renderer, sampler, sampling)
 
 
-def endpoint_context(prepared: Prepared, endpoint_for: "Callable[[list[JsonSchema]], Endpoint]") -> RolloutContext:
+def endpoint_context(
+    prepared: Prepared, endpoint_for: "Callable[[list[JsonSchema]], Endpoint]", sampling: SamplingConfig
+) -> RolloutContext:
     """A context whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
     from turnwise.rollout.endpoint_backend import EndpointBackend
 
@@ -305,9 +312,9 @@ def endpoint_context(prepared: Prepared, endpoint_for: "Callable[[list[JsonSchem
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointBackend:
         chosen, most = endpoint_for(tools), config.chat.max_pixels
-        return EndpointBackend(chosen, config.sampling, tools, noise, call_format, max_pixels=most)
+        return EndpointBackend(chosen, sampling, tools, noise, call_format, max_pixels=most)
 
-    return _context(prepared, backend)
+    return _context(prepared, sampling, backend)
 
 
 def token_context(
@@ -334,10 +341,10 @@ def token_context(
             raise TemplateError(unread)
         return make_backend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
-    return _context(prepared, backend)
+    return _context(prepared, sampling, backend)
 
 
-def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:
-    config = prepared.config
+def _context(prepared: Prepared, sampling: SamplingConfig, make_backend: MakeBackend) -> RolloutContext:
+    config = replace(prepared.config, sampling=sampling)
     kind = adapted("conversation", config, {}) or Conversation
     return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.users, make_backend, kind)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from turnwise.config.training import is_share
 from turnwise.system.files import cannot, replacing
 
 BEST, SHIPPED = "best", "shipped.json"
@@ -23,26 +24,44 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The weights after a step, and what their evaluation found: `Evaluated(30, {"accuracy": 0.92})`."""
+    """The weights after a step, and what their evaluation found: `Evaluated(30, {"accuracy": 0.92})`.
+
+    They are compared by `metric`, one of the numbers found.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
     step: Annotated[int, Field(ge=0)]
     found: dict[str, Number]
+    metric: str = "accuracy"
 
     @property
     def accuracy(self) -> float | None:
         return self.found.get("accuracy")
 
     @property
+    def value(self) -> float | None:
+        """What weights are compared by; None where the evaluation has no such number."""
+        return self.found.get(self.metric)
+
+    @property
     def stderr(self) -> float:
-        return self.found.get("accuracy_stderr", 0.0)
+        """Its standard error; 0 of what tasks measure, which has none."""
+        kind, slash, source = self.metric.partition("/")
+        return self.found.get(f"{kind}_stderr{slash}{source}", 0.0)
 
     def is_clearly_better(self, other: "Evaluated") -> bool:
         """By more than the standard error of the difference: the better of two equal ones is often the luckier."""
-        if self.accuracy is None or other.accuracy is None:
+        if self.value is None or other.value is None:
             return False
-        return self.accuracy - other.accuracy > math.hypot(self.stderr, other.stderr)
+        return self.value - other.value > math.hypot(self.stderr, other.stderr)
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"no {self.metric}"
+        if is_share(self.metric):
+            return f"{self.value:.1%} ± {self.stderr:.1%}"
+        return f"{self.value:.3g} ± {self.stderr:.2g}" if self.stderr else f"{self.value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +80,9 @@ class Shipped:
     def __str__(self) -> str:
         if self.is_last:
             return f"policy has the weights of step {self.last.step}, the last"
-        percent = [f"{evaluated.accuracy:.1%} ± {evaluated.stderr:.1%}" for evaluated in (self.policy, self.last)]
         return (
-            f"policy has the weights of step {self.policy.step}, accuracy {percent[0]}: the last step, "
-            f"{self.last.step}, has {percent[1]}. The best of several evaluations is a little too high"
+            f"policy has the weights of step {self.policy.step}, {self.policy.metric} {self.policy}: the last step, "
+            f"{self.last.step}, has {self.last}. The best of several evaluations is a little too high"
         )
 
 

@@ -92,3 +92,16 @@ def share(outcomes: Iterable[tuple[Hashable, float]]) -> Share | None:
         worth = min(max(value * (1 - value) / variance, 1.0), n) if variance else float(n)
     half = math.sqrt(value * (1 - value) / worth + 1 / (4 * worth**2)) / (1 + 1 / worth)
     return Share(value, half, n, samples)
+
+
+def clustered_error(values: Iterable[tuple[Hashable, float]]) -> float | None:
+    """One standard error of a mean of (sample, value), episodes of one sample being one cluster; None of one sample."""
+    by_sample: dict[Hashable, list[float]] = defaultdict(list)
+    for sample, value in values:
+        by_sample[sample].append(value)
+    clusters, n = len(by_sample), sum(map(len, by_sample.values()))
+    if clusters < 2:
+        return None
+    mean = sum(map(sum, by_sample.values())) / n
+    spread = sum((sum(own) - mean * len(own)) ** 2 for own in by_sample.values())
+    return math.sqrt(spread * clusters / (clusters - 1)) / n

@@ -46,10 +46,9 @@ def treatment(config: Config) -> Treatment:
         correction = Correction.token if needed else Correction.none
         if old == 0:
             why = "every token comes from the newest weights"
-        elif needed:
-            why = f"tokens may be {old} step(s) old"
         else:
-            why = f"tokens may be {old} step(s) old, and the loss compares with the log-probs they were sampled with"
+            why = f"tokens are at most {old} {'step' if old == 1 else 'steps'} old"
+            why += "" if needed else ", and a ratio to the log-probs they were drawn with corrects for that"
     if logprobs is None:
         logprobs = OldLogprobs.sampler if correction is Correction.none else OldLogprobs.learner
     return Treatment(logprobs, correction, why)

@@ -9,7 +9,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from turnwise import Message, Role, Sample, configure
+from turnwise.errors import ConfigError
+from turnwise.reports.evaluation_names import evaluation_names
 from turnwise.reports.training import TrainReport
+from turnwise.rollout.prepare import prepare
 from turnwise.storage.final_policy import Evaluated, Shipped, read_best, read_shipped
 from turnwise.train import train
 from turnwise.types import Trajectory
@@ -77,9 +80,35 @@ def test_a_difference_that_chance_makes_ships_the_last_weights(tmp_path: Path) -
 
 
 def test_last_keeps_nothing_else(tmp_path: Path) -> None:
-    report = trained(tmp_path, {2: 4}, "training.ship=last", "training.steps=3")
+    several = ("eval.group_size=2", "training.target=1.0")
+    report = trained(tmp_path, {2: 3}, "training.ship=last", "training.steps=3", *several)
     assert report.shipped is not None and report.shipped.is_last and report.shipped.last.step == 3
+    numbers = json.loads((report.run / "eval" / "step_000002.json").read_text())
+    assert numbers["accuracy"] == numbers["avg@2"] == numbers["maj@2"] == numbers["reward"] == 0.75
+    assert {"pass@2", "pass^2/held", "avg@2_stderr", "reward/held", "reward_stderr"} <= numbers.keys()
+    assert "greedy_reward" in json.loads((report.run / "eval" / "step_000003.json").read_text())
+    (line,) = [line for line in (report.run / "log.txt").read_text().splitlines() if "step 2: " in line]
+    assert "avg@2 75.0% ± " in line and "reward 0.750 ± " in line
     assert not (report.run / "best").exists() and same(report.run, report.run / "checkpoints" / "step_000003")
+
+
+def test_weights_are_the_best_by_the_number_that_is_named(tmp_path: Path) -> None:
+    asked = ("training.ship=greedy_reward/held", "training.target=1", "training.steps=3")
+    report = trained(tmp_path, {1: 2, 2: 4}, *asked)
+    assert report.steps == 2 and report.reason == "the target of 1 greedy_reward/held is reached"
+    best = read_best(report.run)
+    assert best is not None and (best.step, best.value, best.metric) == (2, 1.0, "greedy_reward/held")
+    with pytest.raises(ConfigError, match="evaluations have it with eval.group_size=4"):
+        trained(tmp_path / "b", {}, "training.ship=pass@4")
+    with pytest.raises(ConfigError, match="training.ship: unknown number 'greedy_acuracy': did you mean 'greedy_acc"):
+        trained(tmp_path / "b", {}, "training.ship=greedy_acuracy")
+
+
+def test_the_names_of_all_numbers_are_known_before_a_run() -> None:
+    prepared = prepare(configure("eval.group_size=3"), "test", limit=2)
+    names = evaluation_names(prepared)
+    assert {"accuracy", "reward/arithmetic", "pass@3", "avg@2/arithmetic", "task/arithmetic/verified"} <= set(names)
+    assert "pass@2" not in names and "greedy_task/arithmetic/verified" in names and "first_accuracy" not in names
 
 
 def test_a_longer_run_goes_on_from_its_last_weights_and_may_ship_the_old_best(tmp_path: Path) -> None:
@@ -119,4 +148,6 @@ def test_clearly_better_is_more_than_the_error_of_the_difference() -> None:
     assert not of(0.92, 0.04).is_clearly_better(of(0.88, 0.03))
     assert not of(0.92, 0.0).is_clearly_better(of(0.92, 0.0))
     assert not Evaluated(1, {}).is_clearly_better(of(0.1, 0.0)) and not of(1, 0.0).is_clearly_better(Evaluated(2, {}))
+    verified = [Evaluated(1, {"task/a/b": value, "task/a/b_stderr": 0.5}, "task/a/b") for value in (3.0, 2.0)]
+    assert verified[0].is_clearly_better(verified[1]) and str(verified[0]) == "3"
     assert Shipped(Evaluated(1, {}), Evaluated(1, {})).is_last

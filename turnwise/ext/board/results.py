@@ -130,7 +130,7 @@ def _tool(report: Any) -> str | None:
 
 
 def _repeated_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each of pass@k, pass^k and maj@k, where samples have several episodes."""
+    """A row for each of pass@k, pass^k, maj@k and avg@k, where samples have several episodes."""
     own = [source["repeated"] if isinstance(source.get("repeated"), dict) else {} for source in sources]
     names = list(dict.fromkeys(str(name) for repeated in own for name in repeated))[:_FEW_MEASURES]
     rows = []

@@ -115,7 +115,9 @@ def _context(prepared: Prepared) -> RolloutContext:
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
         return endpoint_context(
-            prepared, lambda tools: _ScriptedEndpoint([call] if tools else [], config.rollout.scripted_answer)
+            prepared,
+            lambda tools: _ScriptedEndpoint([call] if tools else [], config.rollout.scripted_answer),
+            config.sampling,
         )
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")

@@ -23,6 +23,8 @@ _OPTIONS = "rollout.interaction_kwargs"
 
 FACTS = ("name", "query", "ground_truth")
 """Of a row's interaction_kwargs: what every user may be given."""
+READS = "READS"
+"""The name under which the file of a function says what it reads of a row's interaction_kwargs beside the facts."""
 MakeUser = Callable[[dict[str, Any]], User]
 
 
@@ -61,7 +63,9 @@ class Users:
         if key is None or reads is None:
             return None
         hint = nearest(key[:LONGEST_NAME], [*reads, *FACTS])
-        return f"interaction {name!r} does not read interaction_kwargs.{key[:LONGEST_NAME]}: {hint}"
+        own = is_plugin(name) or name not in self.names
+        how = f" Its file says what it reads of rows: {READS} = ({key[:LONGEST_NAME]!r},)" if own and not reads else ""
+        return f"interaction {name!r} does not read interaction_kwargs.{key[:LONGEST_NAME]}: {hint}{how}"
 
     def spec_for(self, sample: Sample) -> InteractionSpec | None:
         """The sample's own user, or the configured one for samples that name none."""
@@ -85,8 +89,7 @@ class Users:
         if name not in builtin_users():
             raise PluginError(unknown("interaction", name[:LONGEST_NAME], self.names))
         module = vars(builtin(_PACKAGE, name, "interaction", leave_out=_PARTS))
-        user = as_user(module[name], name, options)
-        return replace(user, reads_kwargs=module.get("READS")) if isinstance(user, FunctionUser) else user
+        return as_user(module[name], name, options)
 
 
 def builtin_users() -> list[str]:
@@ -112,7 +115,7 @@ def as_user(value: object, name: str, options: Mapping[str, Any]) -> User:
     if isinstance(value, User) and not inspect.isclass(value):
         return value
     if inspect.isroutine(value):
-        return FunctionUser(value, _function_options(value, name, options))
+        return FunctionUser(value, _function_options(value, name, options), _reads(value, name))
     ours = adapted("user", value, {"name": name, "options": dict(options)})
     if ours is not None:
         return ours  # type: ignore[no-any-return]
@@ -131,6 +134,14 @@ def _function_options(function: Callable[..., Any], name: str, options: Mapping[
         problem = f"interaction {name!r} must take the turn, and options by keyword only: {error}"
         raise PluginError(problem) from error
     return values
+
+
+def _reads(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """What the file of a function says that it reads; nothing where it says nothing."""
+    reads = getattr(inspect.unwrap(function), "__globals__", {}).get(READS, ())
+    if not isinstance(reads, list | tuple) or not all(isinstance(key, str) for key in reads):
+        raise PluginError(f"interaction {name!r}: {READS} is a tuple of names of interaction_kwargs, not {reads!r:.80}")
+    return tuple(reads)
 
 
 def _made(kind: Any, name: str, options: Mapping[str, Any]) -> Any:

@@ -36,6 +36,8 @@ class Progress:
     seconds: Number = 0.0
     best: Number | None = None
     best_step: Count | None = None
+    best_of: str = "accuracy"
+    """The number of evaluations that `best` is the highest of."""
     evaluated: Count | None = None
     """The step of the last evaluation."""
     before: dict[str, Number] | None = None

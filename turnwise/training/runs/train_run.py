@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from turnwise.config import Config
-from turnwise.config.choices import Ship
+from turnwise.config.training import LAST, is_share
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError, StorageError
@@ -122,6 +122,9 @@ class TrainRun(ResumableRun[RunState]):
             state = self.found.checkpoint.state
             self.loader.restore(state.loader)
             self.progress, self._saved_step = state.progress, state.progress.step
+        if self.progress.best_of != config.training.metric:  # what was best by another number says nothing of this one
+            self.progress.best = self.progress.best_step = None
+            self.progress.best_of = config.training.metric
         self._step_started = self._started
 
     def is_over(self) -> bool:
@@ -164,19 +167,22 @@ class TrainRun(ResumableRun[RunState]):
         return again.metrics(step, progress.replay)
 
     def log_evaluation(self, numbers: dict[str, float], summary: str) -> None:
-        """Log an evaluation and say it; the best accuracy so far is kept. One that scored nothing has no accuracy."""
-        accuracy, best = numbers.get("accuracy"), self.progress.best
-        if accuracy is not None and (best is None or accuracy > best):
-            self.progress.best, self.progress.best_step = accuracy, self.progress.step
+        """Log an evaluation and say it; the best so far is kept. One that scored nothing has no accuracy."""
+        evaluated = Evaluated(self.progress.step, numbers, self.config.training.metric)
+        value, best = evaluated.value, self.progress.best
+        if value is not None and (best is None or value > best):
+            self.progress.best, self.progress.best_step = value, self.progress.step
         self.progress.evaluated = self.progress.step
-        self._note_best(Evaluated(self.progress.step, numbers))
+        self._note_best(evaluated)
         self.log({f"val/{name}": value for name, value in numbers.items() if not name.partition("/")[0].endswith("_n")})
         self.note(f"step {self.progress.step}: {summary}")
+        if value is None and evaluated.accuracy is not None:
+            self.note(f"training.ship: this evaluation has no {evaluated.metric}, and cannot be the best")
 
     def _note_best(self, new: Evaluated) -> None:
-        if self.config.training.ship is Ship.last or not new.step or new.accuracy is None:
+        if self.config.training.ship == LAST or not new.step or new.value is None:
             return
-        if self._best is None or self._best.accuracy is None or new.accuracy > self._best.accuracy:
+        if self._best is None or self._best.value is None or new.value > self._best.value:
             self._best, self._is_best_kept = new, False
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
@@ -209,7 +215,8 @@ class TrainRun(ResumableRun[RunState]):
         elif progress.step >= training.steps:
             reason = f"all {training.steps} steps done"
         elif training.target is not None and progress.best is not None and progress.best >= training.target:
-            reason = f"the target of {training.target:.0%} is reached"
+            target = f"{training.target:.0%}" if is_share(training.metric) else f"{training.target:g}"
+            reason = f"the target of {target} {training.metric} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
             end, reason = State.STOPPED, f"training.max_minutes={training.max_minutes:g} reached"
         elif training.max_tokens is not None and progress.tokens >= training.max_tokens:
@@ -278,7 +285,7 @@ class TrainRun(ResumableRun[RunState]):
         if not self._is_best_kept and self._best is not None and self._best.step == step:
             await self._keep_best(self._best, lambda target: link_policy(folder, target))
         if self.progress.after is not None and self.progress.step == step:
-            last = Evaluated(step, self.progress.after)
+            last = Evaluated(step, self.progress.after, self.config.training.metric)
             self.note(str(await self.recorder.do(ship, self.dir.path, self._best, last, folder)))
 
     async def keep_best(self, engines: Engines, *, saves_next: bool = False) -> None:
@@ -319,7 +326,8 @@ class TrainRun(ResumableRun[RunState]):
         """Load the newest whole checkpoint; a run without one starts anew in its directory."""
         if self.resuming:
             self.restore(engines.load, self.progress.step, keep_from=0)
-            self._best = read_best(self.dir.path)
+            kept = read_best(self.dir.path)
+            self._best = None if kept is None else replace(kept, metric=self.config.training.metric)
             if self._best is not None and self._best.step > self.progress.step:
                 self._best = None
                 forget_best(self.dir.path)

@@ -50,16 +50,14 @@ def fixed(values: tuple[Any, ...], why: str, instead: str) -> Rule:
     return rule
 
 
-def _as_drawn(name: str) -> Rule:
-    """A value of val_kwargs, which must be the rollout's own."""
-
-    def rule(value: Any, all_: Flat) -> dict[str, Any] | str:
-        if value == all_.get(f"{ROLLOUT}.{name}", -1 if name == "top_k" else 1.0):
-            return "evaluations draw as training does"
-        raise Unsupported("evaluations in a training draw as it does; `turnwise eval run=NAME "
-                          f"sampling.{name}={value}` evaluates otherwise")  # fmt: skip
-
-    return rule
+def _evaluated(value: Any, all_: Flat) -> dict[str, Any] | str:
+    """The values of val_kwargs that are not the rollout's own, all in one."""
+    drawn = {}
+    for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
+        own = all_.get(f"{ROLLOUT}.{name}", default)
+        if (validated := all_.get(f"{ROLLOUT}.val_kwargs.{name}")) not in (None, own):
+            drawn[name] = max(0, validated) if name == "top_k" else validated
+    return {"eval.sampling": drawn} if drawn else "evaluations draw as training does"
 
 
 def _betas(value: Any, all_: Flat) -> dict[str, Any] | str:
@@ -147,9 +145,9 @@ RULES: dict[str, Rule] = {
         "the plan shares the GPU out: engine.memory_fraction, learner included"
     ),
     f"{ROLLOUT}.do_sample": fixed((True,), "tokens are drawn", "sampling.temperature=0 takes the likeliest token"),
-    f"{ROLLOUT}.val_kwargs.temperature": _as_drawn("temperature"),
-    f"{ROLLOUT}.val_kwargs.top_p": _as_drawn("top_p"),
-    f"{ROLLOUT}.val_kwargs.top_k": _as_drawn("top_k"),
+    f"{ROLLOUT}.val_kwargs.temperature": _evaluated,
+    f"{ROLLOUT}.val_kwargs.top_p": _evaluated,
+    f"{ROLLOUT}.val_kwargs.top_k": _evaluated,
     f"{ROLLOUT}.val_kwargs.do_sample": nothing("val_kwargs.temperature says it"),
     f"{ROLLOUT}.expert_parallel_size": nothing("servers.options has vLLM's and SGLang's own"),
     f"{ROLLOUT}.nnodes": nothing(NODES),
@@ -188,6 +186,6 @@ RULES: dict[str, Rule] = {
     "sv2.interaction_name": to("rollout.interaction"),
     "sv2.batch_size": _eval_samples,
     "sv2.max_batches": _eval_samples,
-    "sv2.dump_jsonl": to("eval.dump_jsonl"),
+    "sv2.dump_jsonl": nothing("`turnwise eval --out FILE` writes the episodes"),
 }
 """By the key of verl's or, at the end, of sv2's; where no switch is off."""

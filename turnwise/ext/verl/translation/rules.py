@@ -340,7 +340,7 @@ RULES: dict[str, Rule] = {
     "trainer.logger": _trackers,
     "trainer.resume_mode": _resume,
     "sv2.interaction_name": to("rollout.interaction"),
-    "sv2.dump_jsonl": to("eval.dump_jsonl"),
+    "sv2.dump_jsonl": lambda value, all_: "`turnwise eval --out FILE` writes the episodes",
     "sv2.batch_size": _batches,
     "sv2.max_batches": _batches,
 }

@@ -13,14 +13,15 @@ export function panelSections(names, spreads = []) {
   const spread = new Set(spreads);
   const { looking, measured, counts } = measures(left);
   const severalTries = repeated(left);
+  const heldOut = evaluatedRewards(left); // before accuracy, which takes what else begins with val/
   const { overall, others } = accuracy(left);
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
   const learned = [...learning(left), ...named(left, ["actor/entropy"]), ...kl];
   const sections = [
     { title: "Fine-tuning", panels: fineTuning(left) },
-    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
-    { title: "Several episodes of a sample", note: "held-out samples: pass@k, one of k is right; pass^k, all k are; maj@k, the answer that most of k give is", panels: severalTries },
+    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall, ...heldOut].filter(Boolean) },
+    { title: "Several episodes of a sample", note: "held-out samples: pass@k, one of k is right; pass^k, all k are; maj@k, the answer that most of k give is; avg@k, the mean of k", panels: severalTries },
     { title: "Learning", panels: learned },
     { title: "Accuracy by data source", panels: others },
     { title: "Parts of the reward", panels: parts },
@@ -93,6 +94,19 @@ function reward(left, spread) {
   return panels;
 }
 
+const EVALUATED_REWARD = /^val\/(greedy_)?reward(_stderr|_n)?(?:\/(.+))?$/;
+
+// Of held-out samples: over all, or a line for each of several data sources; an error is drawn with its line.
+function evaluatedRewards(left) {
+  const found = [...left].map((name) => EVALUATED_REWARD.exec(name)).filter(Boolean);
+  found.forEach((match) => left.delete(match[0]));
+  const sources = new Set(found.map((match) => match[3]).filter(Boolean));
+  const lines = found.filter(([, , detail, source]) => !detail && (source ? sources.size > 1 : found.length)).map(([metric, greedy = "", , source = ""]) => ({
+    label: `${source || "eval"}${greedy && ", greedy"}`, metric, error: `val/${greedy}reward_stderr${source && `/${source}`}`,
+  }));
+  return lines.length ? [panel("Reward of held-out samples", lines)] : [];
+}
+
 const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer", "dot"], ["val/greedy_first_accuracy", "greedy, first answer", "dot"]];
 
 // One panel beside the reward; where there are several data sources, one for each below.
@@ -120,7 +134,7 @@ function accuracy(left) {
   return { overall: sources.slice(0, MOST_BESIDE), others: [...sources.slice(MOST_BESIDE), ...more] };
 }
 
-const REPEATED = /^val\/((?:pass[@^]|maj@)\d+)(_stderr|_n)?(?:\/(.+))?$/;
+const REPEATED = /^val\/((?:pass[@^]|(?:maj|avg)@)\d+)(_stderr|_n)?(?:\/(.+))?$/;
 
 // A panel for each data source (and one over all), with a line for each measure; an error is drawn with its line.
 function repeated(left) {
