@@ -25,7 +25,7 @@ setup: $(STAMP)  ## a virtual environment in .venv with everything (others insta
 define make_venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12), (3, 13)) else f"Turnwise needs Python 3.11, 3.12 or 3.13, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
 $(PYTHON) -m venv $(VENV)
-@test -n "$(CPU_TORCH)" || command -v nvidia-smi > /dev/null || echo "No NVIDIA GPU: PyTorch's CPU build is enough. Where pip would not take it by itself, CPU_TORCH=ADDRESS does: the address that PyTorch's install page gives for pip and CPU."
+@test -n "$(CPU_TORCH)" || command -v nvidia-smi > /dev/null || echo "No NVIDIA GPU: PyTorch's CPU build is enough. Where pip would not take it by itself, CPU_TORCH=ADDRESS does; docs/install.md has the address."
 endef
 
 $(VENV)/.core $(VENV)/.board $(VENV)/.examples: pyproject.toml

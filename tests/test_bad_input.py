@@ -110,7 +110,7 @@ def write(**files: str | bytes) -> None:
         ("sampling.stop=['${oc.env:HOME}']", "write the value itself"),
         ("chat.template_kwargs.x=${oc.env:HOME}", "write the value itself"),
         ("scoring.options.gsm8k={x: [{y: '${oc.env:HOME}'}]}", "write the value itself"),
-        ("a==b", "cannot read 'a==b': extraneous input '=' (quote"),
+        ("a==b", "cannot read 'a==b': '=' cannot stand there (quote"),
         ("=x", "write key=value"),
         ("=", "write key=value"),
         ("~seed", "write key=value"),

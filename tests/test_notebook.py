@@ -3,11 +3,12 @@
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jupyter_client
+import nbformat
 import pytest
-
-jupyter_client = pytest.importorskip("jupyter_client")
-pytest.importorskip("ipykernel")
+from nbclient import NotebookClient
 
 PACKAGE = Path(__file__).parent.parent
 MANY_SECONDS = 300
@@ -72,11 +73,25 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         notebook.close()
 
 
-def test_evaluate_shows_its_progress_and_its_report(notebook: Notebook):
-    cell = "report = tw.evaluate(tw.configure('eval.samples=2', 'run=first')); print(len(report.trajectories), '<' in report._repr_html_())"
-    printed = notebook.run(cell)
-    assert printed.splitlines()[-1] == "2 True"
-    assert "evaluating" in printed and "2/2" in printed and 'install "ipywidgets"' not in printed
+def test_the_notebook_of_the_examples_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It evaluates, trains, shows its progress and its curve, and reads the run back."""
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    notebook = nbformat.read(PACKAGE / "examples" / "first_run.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in cells), "it is kept without outputs"
+    NotebookClient(notebook, timeout=MANY_SECONDS, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, evaluated, trained, read, episode = ("".join(map(shown, cell.outputs)) for cell in cells)
+    assert "evaluating" in evaluated and "8/8" in evaluated and "<pre" in evaluated
+    assert 'install "ipywidgets"' not in evaluated
+    assert "<svg" in trained and "reward" in trained and "2/2" in trained
+    assert " episodes in " in read and " eval/step_000002 " in read and episode[:1].isdigit()
+
+
+def shown(output: Any) -> str:
+    """What one output of a cell says, as text and as HTML."""
+    data = output.get("data", {})
+    return f"{output.get('text', '')}{data.get('text/plain', '')}{data.get('text/html', '')}"
 
 
 def test_sft_runs(notebook: Notebook):

@@ -1,6 +1,7 @@
 """The functions that programs call: ways to say a config, runs read back, and wrong values refused in one line."""
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise import Message, Role, Sample, TurnwiseError
+from turnwise.data.task_config import Sections
 from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.types import Image, InteractionSpec, Text
 
@@ -158,6 +160,12 @@ WAYS = {
     "a dict": lambda: tw.configure({"training": {"steps": 2}, "task": None, "data": {"eval_files": ("a.parquet",)}}),
     "dotted keys": lambda: tw.configure({"training.steps": 2, "task": None, "data.eval_files": [Path("a.parquet")]}),
     "sections": lambda: tw.configure(training={"steps": 2}, task=None, data={"eval_files": ["a.parquet"]}),
+    "typed sections": lambda: tw.configure(
+        tw.Config(task=None), training=tw.TrainingConfig(steps=2), data=tw.DataConfig(eval_files=["a.parquet"])
+    ),
+    "a whole config": lambda: tw.configure(
+        tw.Config(task=None, training=tw.TrainingConfig(steps=2), data=tw.DataConfig(eval_files=["a.parquet"]))
+    ),
     "all of them": lambda: tw.configure("task=null", {"training": {"steps": 2}}, data={"eval_files": ["a.parquet"]}),
 }
 
@@ -180,6 +188,9 @@ def test_typed_values_keep_their_types() -> None:
         ({"training": {"stepz": 2}}, "configure: unknown key 'training.stepz': did you mean 'training.steps'?"),
         ({"trainin": {"steps": 2}}, "did you mean 'training.steps'?"),
         ({"training": 2}, "configure: 'training' is a section"),
+        ({"training": tw.SamplingConfig()}, "configure: training is a TrainingConfig or a dict, not a SamplingConfig"),
+        ({"training": tw.TrainingConfig}, "a section such as TrainingConfig(steps=2), not type"),
+        (tw.Config(training=tw.TrainingConfig(steps="two")), "training.steps must be a whole number, not 'two'"),  # type: ignore[arg-type]
         ({"training": {"steps": "two"}}, "training.steps must be a whole number, not 'two'"),
         ({"training": {"steps": 0}}, "training.steps must be at least 1"),
         ({"training": {"steps": None}}, "training.steps must be a whole number, not null"),
@@ -192,6 +203,15 @@ def test_typed_values_keep_their_types() -> None:
 )
 def test_wrong_values_of_a_dict_are_refused_by_key(given: dict[Any, Any], words: str) -> None:
     assert words in refusal(lambda: tw.configure(given), "runs")
+
+
+def test_what_a_section_leaves_at_its_default_stays_as_the_task_says() -> None:
+    assert tw.configure(training=tw.TrainingConfig(steps=2)).training.groups == tw.configure().training.groups == 24
+    assert tw.configure(training=tw.TrainingConfig()) == tw.configure()
+
+
+def test_type_checkers_know_every_section_of_the_core() -> None:
+    assert set(Sections.__annotations__) == {field.name for field in dataclasses.fields(tw.Config)}
 
 
 def test_a_key_is_given_once() -> None:

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 from turnwise.extensions import named
 
 if TYPE_CHECKING:
+    from turnwise.config import AlgorithmConfig as AlgorithmConfig
+    from turnwise.config import ChatConfig as ChatConfig
     from turnwise.config import Config as Config
+    from turnwise.config import DataConfig as DataConfig
+    from turnwise.config import EngineConfig as EngineConfig
+    from turnwise.config import EvalConfig as EvalConfig
+    from turnwise.config import LearnerConfig as LearnerConfig
+    from turnwise.config import ModelConfig as ModelConfig
+    from turnwise.config import RolloutConfig as RolloutConfig
+    from turnwise.config import SamplingConfig as SamplingConfig
+    from turnwise.config import ScoringConfig as ScoringConfig
+    from turnwise.config import SftConfig as SftConfig
+    from turnwise.config import TrackingConfig as TrackingConfig
+    from turnwise.config import TrainingConfig as TrainingConfig
     from turnwise.data.task import Task as Task
     from turnwise.data.task_config import configure as configure
     from turnwise.errors import ToolError as ToolError
@@ -44,25 +57,38 @@ if TYPE_CHECKING:
     sft = fine_tune
 
 _HOMES = {
+    "AlgorithmConfig": "turnwise.config",
+    "ChatConfig": "turnwise.config",
     "Config": "turnwise.config",
+    "DataConfig": "turnwise.config",
+    "EngineConfig": "turnwise.config",
+    "EvalConfig": "turnwise.config",
     "EvalReport": "turnwise.reports.evaluation",
     "Group": "turnwise.types",
+    "LearnerConfig": "turnwise.config",
     "Message": "turnwise.types",
+    "ModelConfig": "turnwise.config",
     "RecordedRun": "turnwise.storage.recorded_run",
     "Reduction": "turnwise.system.metrics",
     "Reply": "turnwise.rollout.users.user",
     "Role": "turnwise.types",
+    "RolloutConfig": "turnwise.config",
     "Sample": "turnwise.types",
-    "Task": "turnwise.data.task",
+    "SamplingConfig": "turnwise.config",
     "Score": "turnwise.scoring.scorer",
     "Scorer": "turnwise.scoring.scorer",
+    "ScoringConfig": "turnwise.config",
+    "SftConfig": "turnwise.config",
     "SftReport": "turnwise.sft",
+    "Task": "turnwise.data.task",
     "Tool": "turnwise.rollout.tools.tool",
     "ToolClass": "turnwise.rollout.toolbox.classes",
     "ToolContext": "turnwise.rollout.tools.tool",
     "ToolError": "turnwise.errors",
     "ToolResult": "turnwise.types",
+    "TrackingConfig": "turnwise.config",
     "TrainReport": "turnwise.reports.training",
+    "TrainingConfig": "turnwise.config",
     "Trajectory": "turnwise.types",
     "TurnwiseError": "turnwise.errors",
     "User": "turnwise.rollout.users.user",

@@ -2,8 +2,6 @@
 
 import dataclasses
 import enum
-import re
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,8 +12,10 @@ from turnwise.config import Config
 from turnwise.config.brought_names import equivalent
 from turnwise.config.check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.config.environment import fill_in
-from turnwise.config.knobs import Knob, is_plugin, kind_of, knobs_of
+from turnwise.config.fitting import fitted
+from turnwise.config.knobs import Knob, is_plugin, knobs_of
 from turnwise.config.old_keys import GONE, answers_to_old, renamed, translated
+from turnwise.config.override_text import Unreadable, read_override
 from turnwise.config.sections import complete, full_config
 from turnwise.config.strict_yaml import read_yaml, write_yaml
 from turnwise.config.trees import check_keys, flatten, over, place
@@ -28,8 +28,6 @@ PROGRAM = "configure"
 """Where a value comes from that a program gives as it is."""
 ENVIRONMENT = "environment"
 """The origin of a value from there, before the variable's name."""
-_VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
-"""The value in a sentence of OmegaConf's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +68,28 @@ def compose_with(
     program = _checked(dict(values or {}), PROGRAM, knobs)
     anew = over(anew, program)
     from_file = over(from_run, anew)
-    given = [_read_override(text, knobs) for text in overrides]
-    on_line = {key: text for key, text, _ in given}
-    if twice := sorted(flatten(program).keys() & on_line):
+    given = dict(_read_override(text, knobs) for text in overrides)
+    if twice := sorted(flatten(program).keys() & given.keys()):
         raise ConfigError(f"{PROGRAM}: {twice[0]} is given twice")
-    named = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
+    named = given.get("task", anew.get("task", DEFAULT))
     task = from_run.get("task", Config.task) if named is DEFAULT else named
     from_task = {}
     if task is not None and (named is not DEFAULT or not is_plugin(str(task))):
         from_task = _task_layer(str(task), task_values(str(task)), knobs)
-    if any(key.partition(".scorers")[0] == "scoring" for key in (*flatten(from_file), *on_line)):
+    if any(key.partition(".scorers")[0] == "scoring" for key in (*flatten(from_file), *given)):
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
-    profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
+    profile = given.get("profile", anew.get("profile"))
     if recorded is not None and profile not in (None, from_run.get("profile")):
         raise ConfigError(f"profile={profile}: a resumed run keeps its own keys; set only the keys to change")
     from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
     beneath = over(from_task, from_profile)
-    config = _hydra(beneath, from_file, list(on_line.values()), None if program else config_file or recorded)
+    config = _laid_over(beneath, from_file, given, None if program else config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in flatten(from_task)}
     origins |= {_knob_of(key, knobs): f"profile {profile}" for key in flatten(from_profile)}
     origins |= {_knob_of(key, knobs): str(recorded) for key in flatten(from_run)}
     origins |= {_knob_of(key, knobs): str(config_file) for key in flatten(anew)}
-    origins |= {_knob_of(key, knobs): COMMAND_LINE for key in (*flatten(program), *on_line)}
+    origins |= {_knob_of(key, knobs): COMMAND_LINE for key in (*flatten(program), *given)}
     config, filled = fill_in(config, [key for key, origin in origins.items() if origin == DEFAULT])
     origins |= {key: f"{ENVIRONMENT} {variable}" for key, variable in filled.items()}
     check_config(config, origins)
@@ -106,7 +103,7 @@ def unread(composed: Composed) -> list[str]:
     """
     values = composed.values()
     # A recorded config holds every key: most say nothing new.
-    unset = dict(_flatten_config(_hydra(composed.beneath, {}, [], None)))
+    unset = dict(_flatten_config(_laid_over(composed.beneath, {}, {}, None)))
     warnings = []
     for key, knob in knobs_of(full_config()).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
@@ -150,35 +147,27 @@ def other_names() -> dict[str, str]:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, str, Any]:
-    """(key, the override as Hydra shall read it, its value)."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
+def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, Any]:
+    """(key, its value)."""
     if text.startswith(("-", "=")) or "=" not in text:
         raise ConfigError(f"cannot read {text!r}: write key=value, such as sampling.temperature=0.7")
     try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        problem = str(error).splitlines()[0].split(" expecting {")[0]
+        override = read_override(text)
+    except (Unreadable, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"cannot read {text!r}: {problem} (quote special characters)") from error
-    key = _shorthand(override.key_or_group, knobs)
-    if override.is_delete() or override.is_sweep_override() or override.package:
-        raise ConfigError(f"cannot use {text!r}: only key=value is supported")
+    key, value = _shorthand(override.key, knobs), override.value
     knob = knobs.get(_known_key(key, knobs, COMMAND_LINE))
-    value = override.value()
-    element = override.get_value_element_as_str()
     if knob is not None and isinstance(value, int | float) and (knob.hint is str or knob.is_list):
-        value = text.partition("=")[2]  # engine.model=0.10 means these letters, not a number
-        element = f"'{value}'"
+        value = override.written  # engine.model=0.10 means these letters, not a number
     _check_given(key, value, knob, COMMAND_LINE)
     if knob is not None and knob.is_list and value is not None and not isinstance(value, list | dict):
-        element = f"[{element}]"  # data.eval_files=test.parquet means a list of one
-    return key, f"++{key}={element}", value
+        value = [value] if override.written.strip() else []  # data.eval_files=test.parquet means a list of one
+    return key, value
 
 
 def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
-    """What Hydra would turn into something else than was written, and choices nobody offers."""
+    """What would be taken for something else than was written, and choices nobody offers."""
     if any("${" in text or text == "???" for text in (key, *_texts(value))):
         raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
     if knob is None or value is None:
@@ -303,59 +292,17 @@ def _profile_layer(profile: str, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     return settings
 
 
-def _hydra(
-    beneath: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+def _laid_over(
+    beneath: dict[str, Any], from_file: dict[str, Any], given: Mapping[str, Any], config_file: Path | None
 ) -> Config:
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:  # a quarter of the time that composing takes
-        store.store(name="schema", node=full_config())
-    layers = []
-    for group, tree in (("task_values", beneath), ("user_file", from_file)):
-        if tree:
-            store.store(group=group, name="given", node=tree, package="_global_")
-            layers.append(f"+{group}=given")
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("turnwise.config.files", version_base="1.3"):
-            composed = hydra_compose("config", overrides=[*layers, *overrides])
-        config = OmegaConf.to_object(composed)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_readable(error, config_file)) from error
-    if not isinstance(config, Config):
-        raise TypeError(f"Hydra made a {type(config).__name__}")
+    """The defaults with each layer on top; a later key of the command line may lie inside the value of an earlier."""
+    config = fitted(full_config()(), beneath, "the profile's or the task's defaults: ")
+    config = fitted(config, from_file, "" if config_file is None else f"{config_file}: ")
+    for key, value in given.items():
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        config = fitted(config, value)
     return config
-
-
-def _readable(error: Exception, config_file: Path | None) -> str:
-    """Hydra's and OmegaConf's errors as one sentence with the key."""
-    chain = [error]
-    while chain[-1].__cause__ is not None and isinstance(chain[-1].__cause__, Exception):
-        chain.append(chain[-1].__cause__)
-    lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
-    where = f"{config_file}: " if config_file and any(line.startswith("In 'user_file/given'") for line in lines) else ""
-    if any(line.startswith("In 'task_values/given'") for line in lines):
-        where = "the profile's or the task's defaults: "
-    knobs = knobs_of(full_config())
-    if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
-        value = next((match[1] for line in lines if (match := _VALUE.match(line))), None)
-        null = any(line.endswith("is not Optional") or "NoneType" in line or "'None'" in line for line in lines)
-        shown_value = "null" if null else value
-        whole = "[" not in key and key in knobs
-        wanted = kind_of(knob.hint if whole else typing.get_args(knob.hint)[-1])
-        if whole and knob.choices:
-            wanted = f"one of {', '.join(map(repr, knob.choices))}"
-        return f"{where}{key} must be {wanted}" + ("" if shown_value is None else f", not {shown_value}")
-    sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
-    return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)
 
 
 def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,5 +1,6 @@
 """Values of a config as nested dicts: laid over one another, flattened, made of a program's values, and placed."""
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,12 +39,16 @@ def check_keys(tree: Mapping[Any, Any], where: object) -> None:
 
 
 def nest(values: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """What a program says as a file would: `{"training.steps": 2}` and `{"training": {"steps": 2}}` are the same."""
+    """What a program says as a file would: `{"training.steps": 2}`, `{"training": {"steps": 2}}` and
+    `{"training": TrainingConfig(steps=2)}` are the same."""
     check_keys(values, where)
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = key.split(".")
-        branch: dict[str, Any] = {name: _plain(value, f"{where}: {key}")}
+        plain = _plain(value, f"{where}: {key}")
+        if is_section(value) and not plain:
+            continue
+        branch: dict[str, Any] = {name: plain}
         for section in reversed(sections):
             branch = {section: branch}
         if twice := sorted(flatten(tree).keys() & flatten(branch).keys()):
@@ -52,8 +57,23 @@ def nest(values: Mapping[Any, Any], where: str) -> dict[str, Any]:
     return tree
 
 
+def is_section(value: object) -> bool:
+    """Whether it is a section of the config as an object, such as TrainingConfig(steps=2)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def changed(section: Any, where: str) -> dict[str, Any]:
+    """What a section says: the fields that are not at their defaults; the others leave room for a task's values."""
+    untouched = type(section)()
+    own = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    said = {name: value for name, value in own.items() if value != getattr(untouched, name)}
+    return {name: _plain(value, f"{where}.{name}") for name, value in said.items()}
+
+
 def _plain(value: Any, where: str) -> Any:
     """A value as YAML has it."""
+    if is_section(value):
+        return changed(value, where)
     match value:
         case enum.Enum():
             return _plain(value.value, where)
@@ -67,8 +87,8 @@ def _plain(value: Any, where: str) -> Any:
         case None | str() | int() | float():
             return value
     raise ConfigError(
-        f"{where} is text, a number, true or false, None, a list or a dict, not {type(value).__name__}; code is given "
-        "to tw.train or tw.evaluate itself"
+        f"{where} is text, a number, true or false, None, a list, a dict or a section such as TrainingConfig(steps=2), "
+        f"not {type(value).__name__}; code is given to tw.train or tw.evaluate itself"
     )
 
 

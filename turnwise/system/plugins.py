@@ -249,7 +249,7 @@ def _from_name(target: str, spec: str, kind: str, folders: list[Path]) -> Module
         raise PluginError(
             f"{kind} {spec!r}: importing {target} needs {error.name!r}, which is not installed"
         ) from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TurnwiseError):
         raise
     except BaseException as error:  # it may call sys.exit
         raise PluginError(f"{kind} {spec!r}: importing {target} failed: {one_line(error)}") from error

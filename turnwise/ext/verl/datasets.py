@@ -6,6 +6,7 @@ from typing import Any
 
 from turnwise.data.custom_dataset import RowsFunction
 from turnwise.errors import DataError
+from turnwise.ext.verl.omega import omega_conf
 
 _TENSORS = ("input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "dummy_tensor", "full_prompts", "index")
 """Columns that verl's datasets add for its own engine; ours renders and counts for itself."""
@@ -34,9 +35,7 @@ def dataset(value: Any, entry: Mapping[str, Any]) -> RowsFunction | None:
 
 
 def _arguments(files: list[str], prompt_key: str, tokenizer: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.create({"prompt_key": prompt_key, "max_prompt_length": 2**31 - 1, "truncation": "error",
+    config = omega_conf().create({"prompt_key": prompt_key, "max_prompt_length": 2**31 - 1, "truncation": "error",
                                "filter_overlong_prompts": False, "return_raw_chat": True,
                                "train_files": files, "val_files": files})  # fmt: skip
     return {"data_files": files, "tokenizer": tokenizer, "processor": None, "config": config, "max_samples": -1}

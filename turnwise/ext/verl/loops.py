@@ -14,9 +14,9 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from turnwise.errors import EpisodeError, PluginError
+from turnwise.ext.verl.omega import omega_conf
 from turnwise.ext.verl.rewards import ARTIFACT
 from turnwise.ext.verl.tools import agent_data_of_loop
 from turnwise.rollout.chat_backends import TokenBackend
@@ -53,6 +53,7 @@ def verl_loop(kind: type, kwargs: Mapping[str, Any]) -> Callable[[Conversation],
         raise PluginError(f"agent loop class {kind.__qualname__} has no `run`")
     if not inspect.iscoroutinefunction(inspect.unwrap(kind.run)):  # type: ignore[attr-defined]
         raise PluginError(f"agent loop class {kind.__qualname__}: `run` must be async")
+    omega_conf()  # before the first episode
 
     async def loop(chat: Conversation) -> None:
         server = ServerManager(chat)
@@ -231,7 +232,7 @@ def _config(chat: Conversation) -> Any:
             "max_prompt_length": NEVER_CUT, "max_response_length": length, "return_raw_chat": True}  # fmt: skip
     ours = {"actor_rollout_ref": {"rollout": drawn, "model": {"path": "", "custom_chat_template": None}}, "data": data,
             "trainer": {}, "algorithm": {}, "reward_model": {}}  # fmt: skip
-    return OmegaConf.create(ours)
+    return omega_conf().create(ours)
 
 
 def _format(backend: Any) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeGuard
 
 from turnwise.errors import DataError, PluginError, ScoringFailed
+from turnwise.ext.verl.omega import omega_conf
 from turnwise.ext.verl.stand_ins.reward_score import default_compute_score
 from turnwise.scoring.episode_scores import finite
 from turnwise.scoring.runners.batch import BatchFunction, results_of
@@ -217,9 +218,9 @@ def manager_scorer(kind: type, spec: str, options: Mapping[str, Any]) -> Callabl
 
 
 def _make(kind: type, options: Mapping[str, Any]) -> Any:
-    from omegaconf import OmegaConf
     from transformers import AutoTokenizer
 
+    omega = omega_conf()
     further = {name: _as_verl_has_it(value) for name, value in options.items() if name not in _OURS}
     score = options.get("compute_score")
     every = {
@@ -227,7 +228,7 @@ def _make(kind: type, options: Mapping[str, Any]) -> Any:
         "compute_score": None if score is None else load(score, "scorer"),
         "num_examine": 0,
         "reward_fn_key": "data_source",
-        "config": OmegaConf.merge(OmegaConf.create(CONFIG), further.pop("config", {})),
+        "config": omega.merge(omega.create(CONFIG), further.pop("config", {})),
     }
     parameters = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in every.items() if name in parameters}, **further)
@@ -235,9 +236,7 @@ def _make(kind: type, options: Mapping[str, Any]) -> Any:
 
 def _as_verl_has_it(value: Any) -> Any:
     """Mappings with their keys as attributes too, all the way down."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.create(dict(value)) if isinstance(value, Mapping) else value
+    return omega_conf().create(dict(value)) if isinstance(value, Mapping) else value
 
 
 def _data(trajectory: Trajectory, kind: type) -> Any:

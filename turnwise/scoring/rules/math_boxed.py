@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.scoring.client_options import client_options
 from turnwise.scoring.rules.boxes_and_tags import boxes, tagged
 from turnwise.scoring.scorer import Score
@@ -74,7 +74,7 @@ checkers = MathCheckers()
 
 
 if find_spec("math_verify") is None:  # it is imported in another process, which is too late to say so
-    raise ModuleNotFoundError("the package math-verify is not installed", name="math_verify")
+    raise PluginError("the scorer math needs math-verify: pip install 'turnwise[math]'")
 
 
 @client_options("correct", "wrong", "no_answer", "several", "tag")

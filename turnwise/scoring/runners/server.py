@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.config import ScoringConfig
@@ -26,8 +24,16 @@ from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec, builtin_sc
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.storage.trajectories.rows import from_row
 from turnwise.system.addresses import check_binding
-from turnwise.system.serving import Gate, Intake, serve_app
+from turnwise.system.extras import without_extra
 from turnwise.types import Trajectory
+
+try:
+    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi.responses import JSONResponse
+
+    from turnwise.system.serving import Gate, Intake, serve_app
+except ModuleNotFoundError as error:
+    raise without_extra("a reward server", "server", error, __name__) from error
 
 LONGEST_OPTIONS = 100_000
 """Characters of a request's options as JSON: the scorers made with them are kept."""

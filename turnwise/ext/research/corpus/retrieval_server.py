@@ -8,13 +8,19 @@ import argparse
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.ext.research.corpus.articles import Article, Corpus, open_corpus
 from turnwise.system.addresses import check_binding
-from turnwise.system.serving import Gate, Intake, serve_app
+from turnwise.system.extras import without_extra
+
+try:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse, Response
+
+    from turnwise.system.serving import Gate, Intake, serve_app
+except ModuleNotFoundError as error:
+    raise without_extra("a retrieval server", "server", error, __name__) from error
 
 MOST_QUERIES = 64
 MOST_RESULTS = 100

@@ -61,11 +61,15 @@ class Gsm8kTool(_AnswerCheck):
 class Geo3kTool(_AnswerCheck):
     """`calc_geo3k_reward(answer)`: the answer means the same as the ground truth."""
 
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        from turnwise.scoring.rules.math_boxed import is_same  # it needs math-verify
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        from turnwise.scoring.rules.math_boxed import is_same  # an extra brings what it needs
 
+        self._is_same = is_same
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         truth, answer = str(self._truths[instance_id]), self._answers[instance_id]
-        return float(await is_same((truth,), (boxes(answer) or [answer])[-1], 5.0))
+        return float(await self._is_same((truth,), (boxes(answer) or [answer])[-1], 5.0))
 
 
 class SearchTool(BaseTool):
