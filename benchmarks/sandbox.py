@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Result

@@ -9,18 +9,18 @@ import pytest
 from turnwise import configure
 from turnwise.commands.cli import main
 from turnwise.config.check import check_config
-from turnwise.config.environment import judge_addresses
 from turnwise.config.knobs import knobs_of
 from turnwise.config.sections import full_config
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.errors.address_passwords import has_userinfo, without_userinfo
+from turnwise.ext.judge.environment import judge_addresses
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.llm_user.user import LlmUserSettings
 from turnwise.ext.mcp.config import read_entry
 from turnwise.ext.research.tools.retrieve import RetrieveTool
 from turnwise.ext.trackers.mlflow import MlflowTracker
 from turnwise.ext.verl.stand_ins.builtin_tools import SandboxFusionTool, SearchTool
 from turnwise.ext.verl.stand_ins.tools import OpenAIFunctionToolSchema
-from turnwise.rollout.users.llm_user import LlmUserSettings
-from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.storage.run_dir import RunDir
 
 PASSWORD = "hunter2"

@@ -17,9 +17,9 @@ from turnwise.data.loader import load_samples
 from turnwise.data.task_config import compose
 from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
 from turnwise.engines.opener import opener_of
+from turnwise.ext.judge.settings import JudgeSettings
 from turnwise.ext.servers import gpus as server_gpus
 from turnwise.ext.servers.opener import GuestOpener
-from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.types import Image
 
 FOLDER = Path(__file__).parent.parent / "examples" / "code_with_images"

@@ -11,8 +11,8 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise import Message, Role, Sample, TurnwiseError
-from turnwise.config.choices import SandboxLevel
 from turnwise.data.task_config import Sections
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.types import Image, InteractionSpec, Text
 
 QUIET = Console(quiet=True)

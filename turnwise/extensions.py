@@ -38,6 +38,18 @@ class Engine:
         return self.device in ("auto", "cpu", "cuda")
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a knob of the core names: `Named("mine:Tracker", "Our dashboard.")`."""
+
+    place: str
+    """`module:object`."""
+    about: str
+    """What `turnwise config` says of it."""
+    here: bool = False
+    """It contacts nothing outside: a run from somebody else may name it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one guest brings; each value is `module:object`, or a module where the thing is a module (loops, verbs).
@@ -61,7 +73,7 @@ class Extension:
     sources: Mapping[str, str] = field(default_factory=dict)
     """The scorer of a data source that neither the config nor a task covers; `aime*` is each that begins so."""
     truths: Mapping[str, str] = field(default_factory=dict)
-    """By scorer: what reads a sample's ground truth, asked of every sample before anything is rolled out."""
+    """By scorer: (its options) -> what reads a sample's ground truth, asked of every sample before a run, or None."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
@@ -72,15 +84,21 @@ class Extension:
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
-    trackers: Mapping[str, str] = field(default_factory=dict)
+    trackers: Mapping[str, Named] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     learners: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Named] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """By variable (`WANDB_*` is a family): the module asked when one is set, a `VariablesOfExtension`."""
+    model_variables: tuple[str, ...] = ()
+    """Variables that name the model, where no config does."""
     verbs: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, str] = field(default_factory=dict)
     """What `turnwise check NAME` runs: (config) -> a text that is printed and what --json adds."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """What a run starts beside itself: (config, folder of runs, command) -> a context manager with a `note`."""
+    keys_of_options: Mapping[str, str] = field(default_factory=dict)
+    """By the start of a key below `scoring.options`: where the key of an address in it belongs (`key_in` of a knob)."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """By kind (tool, tool_module, loop, loop_module, user, scorer, batch_scorer, dataset, conversation):
     (value, entry) -> ours, or None of an object it does not know."""
@@ -167,9 +185,22 @@ OURS = {
     "http_env": Extension(
         loops={"http_env": "turnwise.ext.http_env.loop:http_env"}, tasks={"chat_env": "turnwise.ext.http_env.task:TASK"}
     ),
+    "judge": Extension(
+        scorers={"judge": "turnwise.ext.judge.scorer:judge", "tapo": "turnwise.ext.judge.tapo:tapo"},
+        truths={"judge": "turnwise.ext.judge.scorer:truth_reader", "tapo": "turnwise.ext.judge.tapo:compared_truths"},
+        verbs={"judge": "turnwise.ext.judge.command"},
+        environment={"LLM_AS_A_JUDGE_BASE": "turnwise.ext.judge.environment"},
+    ),
+    "llm_user": Extension(users={"llm_user": "turnwise.ext.llm_user.user:LlmUser"}),
     "mcp": Extension(tool_entries={"mcp": "turnwise.ext.mcp.tools:open_mcp_tools"}),
     "ray": Extension(
-        places={"ray": "turnwise.ext.ray.placement:RayPlacement"}, section="turnwise.ext.ray.config:RayConfig"
+        places={
+            "ray": Named(
+                "turnwise.ext.ray.placement:RayPlacement",
+                "In actors of a Ray cluster, on all its nodes (docs/ext/ray.md).",
+            )
+        },
+        section="turnwise.ext.ray.config:RayConfig",
     ),
     "research": Extension(
         tools={
@@ -185,9 +216,10 @@ OURS = {
             "python": "turnwise.ext.sandbox.python_tool:python",
             "code_interpreter": "turnwise.ext.sandbox.python_tool:code_interpreter",
         },
+        keys_of_options={"scoring.options.code_tests": "set TURNWISE_SANDBOX_TOKEN"},
         scorers={"code_tests": "turnwise.ext.sandbox.scoring.code_tests:code_tests"},
         sources=dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
-        truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:some_cases"},
+        truths={"code_tests": "turnwise.ext.sandbox.scoring.cases:truth_reader"},
         verbs={"sandbox": "turnwise.ext.sandbox.command"},
         checks={"sandbox": "turnwise.ext.sandbox.command:check"},
         section="turnwise.ext.sandbox.config:SandboxConfig",
@@ -213,6 +245,7 @@ OURS = {
             name: f"turnwise.ext.swe.tools:{name}"
             for name in ("bash", "edit", "execute_bash", "finish", "str_replace_editor")
         },
+        keys_of_options={"scoring.options.swe_tests": "set TURNWISE_SANDBOX_TOKEN"},
         scorers={"swe_tests": "turnwise.ext.swe.scoring:swe_tests"},
         tasks={"swe": "turnwise.ext.swe.task:TASK"},
         verbs={"swe": "turnwise.ext.swe.command"},
@@ -226,10 +259,11 @@ OURS = {
     ),
     "trackers": Extension(
         trackers={
-            "tensorboard": "turnwise.ext.trackers.tensorboard:TensorboardTracker",
-            "wandb": "turnwise.ext.trackers.wandb:WandbTracker",
-            "mlflow": "turnwise.ext.trackers.mlflow:MlflowTracker",
+            "tensorboard": Named("turnwise.ext.trackers.tensorboard:TensorboardTracker", "Event files.", here=True),
+            "wandb": Named("turnwise.ext.trackers.wandb:WandbTracker", "Weights & Biases."),
+            "mlflow": Named("turnwise.ext.trackers.mlflow:MlflowTracker", "MLflow."),
         },
+        environment={"WANDB_*": "turnwise.ext.trackers.environment"},
         section="turnwise.ext.trackers.config:TrackersConfig",
     ),
     "trl": Extension(
@@ -252,7 +286,7 @@ OURS = {
         sources=dict.fromkeys(
             ("math_dapo", "math", "math_dapo_reasoning", "hiyouga/geometry3k", "aime*"), "verl_default"
         ),
-        truths={"verl_default": "turnwise.ext.verl.rewards:some_truth"},
+        truths={"verl_default": "turnwise.ext.verl.rewards:truth_reader"},
         adapters={
             **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("tool", "tool_module", "conversation")},
             **{kind: f"turnwise.ext.verl.adapters:{kind}" for kind in ("loop", "loop_module", "user")},
@@ -277,7 +311,8 @@ OURS = {
                 "turnwise.ext.vllm.opener:VllmServers",
                 reads=(*_SERVER, "engine.model", "servers.transfer"),
             ),
-        }
+        },
+        model_variables=("VLLM_MODEL_PATH",),
     ),
     "weights": Extension(verbs={"weights": "turnwise.ext.weights.command"}),
 }
@@ -320,6 +355,12 @@ def named(kind: str, own: Iterable[str] = ()) -> dict[str, str]:
                 raise PluginError(f"the extension {extension!r}{package}: {problem}")
             brought[name], bringer[name] = spec, f"the extension {extension!r}"
     return brought
+
+
+def rows(kind: str, own: Iterable[str] = ()) -> dict[str, Named]:
+    """The trackers or places that extensions bring, by name."""
+    named(kind, own)  # which refuses a name that is taken
+    return {name: row for record in extensions().values() for name, row in getattr(record, kind).items()}
 
 
 def import_hooks() -> list[str]:

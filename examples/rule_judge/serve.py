@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.prompts import (
+from turnwise.ext.judge.prompts import (
     ALLOWED_LINE,
     ANSWER,
     MARK_LINE,
@@ -30,8 +30,8 @@ from turnwise.scoring.judge.prompts import (
     REFERENCE,
     TRACE,
 )
-from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.judge.verdict import BINARY, VerdictScale
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.verdict import BINARY, VerdictScale
 from turnwise.system.addresses import check_binding
 from turnwise.system.image_bytes import KINDS, media_type
 from turnwise.system.serving import Gate, serve_app

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from turnwise.config.compose import Composed
-from turnwise.config.environment import judge_addresses, uses
+from turnwise.config.environment import uses
 from turnwise.data.task import prepare_files
 from turnwise.data.task_config import compose
 from turnwise.errors import ConfigError
+from turnwise.ext.judge.environment import judge_addresses
 from turnwise.reports.preflight import Outcome, preflight
 
 TINY = str(Path(__file__).parents[2] / "turnwise" / "engines" / "bundled" / "tiny")

@@ -18,8 +18,8 @@ from turnwise.config.choices import Advantage
 from turnwise.config.compose import to_yaml
 from turnwise.data.task import known_scorers
 from turnwise.errors import ConfigError, ScoringFailed, StorageError
+from turnwise.ext.judge.verdict import Verdict
 from turnwise.reports.rescore import compare, rescore, with_scorer
-from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.service import Scoring
 from turnwise.storage.trajectories.files import read_sources, read_trajectories, write_trajectories
 from turnwise.types import (

@@ -15,11 +15,11 @@ from turnwise.chat.formats import code as code_format
 from turnwise.config import Config, RolloutConfig
 from turnwise.config.sections import with_section
 from turnwise.errors import ConfigError
+from turnwise.ext.judge.tool_misuse import ToolMisuse, misuse_by_turn
+from turnwise.ext.judge.turn_scores import by_boxes
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.rollout.toolbox.loading import load_tool
 from turnwise.rollout.toolbox.toolbox import EpisodeTools, Toolbox
-from turnwise.scoring.rules.tool_misuse import ToolMisuse, misuse_by_turn
-from turnwise.scoring.turn_scores import by_boxes
 from turnwise.types import (
     CallRecord,
     CallStatus,

@@ -16,8 +16,8 @@ from PIL import Image
 from turnwise.config import ScoringConfig
 from turnwise.config.choices import ScoringRun
 from turnwise.errors import ConfigError, PluginError
+from turnwise.ext.judge.settings import JudgeSettings
 from turnwise.scoring.client_options import declared_options
-from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.runners import worker
 from turnwise.scoring.scorer import KEPT_SCORERS, ScorerSpec, builtin_scorers, evaluate
 from turnwise.scoring.service import make_runner

@@ -58,7 +58,7 @@ def test_scorers_that_compare_with_nothing_need_no_ground_truth(tmp_path: Path) 
     Scoring.check(ScoringConfig(scorers={"default": "format_rules"}), none)
     Scoring.check(ScoringConfig(scorers={"default": "judge"}, options=graded), none)
     Scoring.check(ScoringConfig(scorers={"default": "tapo"}, options={"tapo": {"accuracy": own}}), none)
-    with pytest.raises(DataError, match="scorer gsm8k: sample 's'"):
+    with pytest.raises(DataError, match="scorer tapo: sample 's'"):
         Scoring.check(ScoringConfig(scorers={"default": "tapo"}, options={"tapo": {"accuracy": "gsm8k"}}), none)
 
 

@@ -15,7 +15,6 @@ VERBS = {
     "train and evaluate": ("eval", "train", "sft", "probe"),
     "before a run": ("new", "check", "config", "prepare", "data"),
     "after a run": ("chat", "show", "replay", "rescore", "filter"),
-    "services": ("judge",),
     "shell": ("completion",),
 }
 """Each verb is a file in turnwise/commands with HELP, add_arguments(parser) and run(args); here it gets its place.

@@ -10,13 +10,10 @@ from turnwise.config.check import COMMAND_LINE
 from turnwise.errors import ConfigError
 
 HELP = "fine-tune a model on conversations: of files, recorded, or scripted"
-READ = (
-    "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
-    "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
-    "learner.lora_alpha", "learner.train_vision", "learner.optimizer", "learner.offload", "learner.processes",
-)  # fmt: skip
-"""What fine-tuning reads of the sections that are made for reinforcement learning."""
 INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}
+
+
+_OF_RL = ("training.", "algorithm.", "learner.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +40,15 @@ examples:
 def _refuse_others(origins: Mapping[str, str]) -> None:
     """A key of reinforcement learning on the command line would have no effect; a file may serve both."""
     for key, origin in origins.items():
-        if origin == COMMAND_LINE and key.startswith(("training.", "algorithm.", "learner.")) and key not in READ:
+        if origin == COMMAND_LINE and key.startswith(_OF_RL) and not _is_read(key):
             hint = f"; use {INSTEAD[key]}" if key in INSTEAD else ""
             raise ConfigError(f"{key} belongs to reinforcement learning and is not read by turnwise sft{hint}")
+
+
+def _is_read(key: str) -> bool:
+    from turnwise.config.sections import knob_for
+
+    return (knob := knob_for(key)) is not None and "for_sft" in knob.marks
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,30 +7,16 @@ from collections.abc import Mapping
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
-from turnwise.config.sections import extension_sections, section
+from turnwise.config.sections import extension_sections, knob_for, section
 from turnwise.config.training import is_share
 from turnwise.errors import ConfigError
 from turnwise.errors.address_passwords import texts_with_userinfo
 from turnwise.errors.nearest_name import unknown
-from turnwise.extensions import named
+from turnwise.extensions import extensions, named
 
 DEFAULT, COMMAND_LINE = "default", "command line"
-KEY_OF = {
-    "engine.base_url": "set OPENAI_API_KEY",
-    "servers.addresses": "set TURNWISE_ENGINE_KEY",
-    "sandbox.": "set TURNWISE_SANDBOX_TOKEN",
-    "swe.": "set TURNWISE_SANDBOX_TOKEN",
-    "scoring.url": "set TURNWISE_REWARD_TOKEN",
-    "scoring.options.swe_tests": "set TURNWISE_SANDBOX_TOKEN",
-    "scoring.options.code_tests": "set TURNWISE_SANDBOX_TOKEN",
-    "scoring.options": "name the variable that holds its key in api_key_env",
-    "rollout.interaction_kwargs": "name the variable that holds its key in api_key_env",
-    "rollout.agent_options": "set TURNWISE_ENV_TOKEN, or name another variable in token_env",
-    "data.": "set HF_TOKEN",
-    "model.": "set HF_TOKEN",
-    "": "keep it in a variable of the environment",
-}
-"""Where the key of an address belongs, by the start of the address's own key."""
+_ELSEWHERE = "keep it in a variable of the environment"
+"""Where the key of an address belongs, of which no knob says more."""
 SMALLEST_TEMPERATURE = 1e-3
 """Below it logits divided by the temperature leave the range of float32; 0 is greedy."""
 
@@ -44,8 +30,8 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
         raise ConfigError(f"{'' if origin in (DEFAULT, COMMAND_LINE) else f'{origin}: '}{key} {problem}")
     for key in texts_with_userinfo(dataclasses.asdict(config), ""):
         key = key.removeprefix(".")
-        variable = next(name for start, name in KEY_OF.items() if key.startswith(start))
-        raise ConfigError(f"{key}: no name or password in an address (a run stores and shows it); {variable}")
+        advice = _where_its_key_belongs(key)
+        raise ConfigError(f"{key}: no name or password in an address (a run stores and shows it); {advice}")
     _check_sampling(config.sampling, "sampling")
     names = [field.name for field in dataclasses.fields(config.sampling)]
     for name in config.eval.sampling:
@@ -72,6 +58,15 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
     for kind in extension_sections().values():
         if hasattr(kind, "check"):
             section(config, kind).check()
+
+
+def _where_its_key_belongs(key: str) -> str:
+    for record in extensions().values():
+        for start, advice in record.keys_of_options.items():
+            if key.startswith(start):
+                return advice
+    knob = knob_for(key)
+    return str(knob.marks.get("key_in", _ELSEWHERE)) if knob is not None else _ELSEWHERE
 
 
 def _check_sampling(sampling: SamplingConfig, section: str) -> None:

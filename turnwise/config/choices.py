@@ -66,37 +66,6 @@ class ModelImplementation(enum.Enum):
     """Any causal language model of the installed transformers."""
 
 
-class WeightTransfer(enum.Enum):
-    """How all weights get into a vLLM server."""
-
-    files = "files"
-    """Files in shared memory, or in the runs' folder for servers on other machines."""
-    nccl = "nccl"
-    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/ext/vllm.md)."""
-
-
-class ClusterName(enum.Enum):
-    """Where samplers, learner, scorers and sandboxes run."""
-
-    none = "none"
-    """On this machine."""
-    ray = "ray"
-    """In actors of a Ray cluster, on all its nodes (docs/ext/ray.md)."""
-
-
-class TrackerName(enum.Enum):
-    """Where a training's numbers may go."""
-
-    console = "console"
-    """One line a step in the terminal."""
-    tensorboard = "tensorboard"
-    """Event files in the run directory."""
-    wandb = "wandb"
-    """Weights & Biases, with the account that the environment names."""
-    mlflow = "mlflow"
-    """MLflow, at the address that the environment names."""
-
-
 class Resume(enum.Enum):
     """What to do when the run directory exists."""
 
@@ -238,26 +207,6 @@ class Decay(enum.Enum):
     """In a straight line, to the last step."""
     cosine = "cosine"
     """Along a half cosine, to the last step: slowly, fast, slowly."""
-
-
-class SandboxLevel(enum.Enum):
-    """What keeps untrusted code in. Each level has the layers of those before it."""
-
-    L0 = "L0"
-    """Resource limits and a clean environment only. Not for code you do not trust."""
-    L2 = "L2"
-    """Landlock, a system call filter, no new privileges; works for ordinary users and in default containers."""
-    L3 = "L3"
-    """Also namespaces for users, processes, mounts, network and IPC: no /proc, a scratch folder with a quota."""
-    L4 = "L4"
-    """The whole sandbox inside gVisor, which answers system calls instead of the host's kernel."""
-    auto = "auto"
-    """The highest that can be proven here."""
-
-    def reaches(self, other: "SandboxLevel") -> bool:
-        """Whether this level is at least the other; `auto` is not a level that something can have."""
-        order = (SandboxLevel.L0, SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4)
-        return order.index(self) >= order.index(other)
 
 
 class ScoringRun(enum.Enum):

@@ -178,7 +178,7 @@ def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
     if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
         raise ConfigError(f"{where}: {key} is true or false, not {value}")
-    own = knob.offered is not None and isinstance(value, str) and is_plugin(value)
+    own = knob.takes_plugin and isinstance(value, str) and is_plugin(value)
     if knob.choices and str(value) not in knob.choices and not own:
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")

@@ -1,6 +1,7 @@
 """Knobs of the rows: which files, and how they are read."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.choices import (
     Overlong,
@@ -15,11 +16,17 @@ from turnwise.config.knobs import (
     path,
     reaches,
 )
+from turnwise.config.marks import changes_work, key_in
 
 
 @dataclass
 class DataConfig:
     """Which files samples come from, and how they are read."""
+
+    EVERY_KNOB: ClassVar = (
+        changes_work(),
+        key_in("HF_TOKEN"),
+    )
 
     train_files: list[str] = knob([], path(), reaches("network", None))
     """Rows to train on (docs/tasks.md); empty uses the task's own generator. Parquet, json, jsonl, csv, tsv (or
@@ -39,7 +46,7 @@ class DataConfig:
     prompt_key: str = knob("prompt", harmless())
     """The column that holds the messages. Set it when your files call it something else."""
     default_source: str | None = knob(None, harmless())
-    """The data source of rows in files that have no column data_source, such as TRL's; scorers are chosen and
+    """The data source of rows in files that have no column data_source; scorers are chosen and
     reports are divided by it. Null refuses such rows."""
     max_prompt_tokens: int = knob(1024, at_least(1), only_engines("renders"))
     """Longer first prompts, tools included, are handled by `data.overlong`. Raise it when `turnwise check` counts many

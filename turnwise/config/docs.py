@@ -40,7 +40,7 @@ class KnobPage:
     def takes(self) -> str:
         """The values it takes, in words."""
         if self.knob.choices:
-            own = [PLUGIN] if self.knob.offered else []
+            own = [PLUGIN] if self.knob.takes_plugin else []
             return " | ".join([*self.knob.choices, *own, *(["null"] if self.knob.takes_null else [])])
         limits = "" if self.knob.limits is None else f", {self.knob.limits}"
         return kind_of(self.knob.hint) + limits + (", or null" if self.knob.takes_null else "")

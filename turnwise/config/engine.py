@@ -1,6 +1,7 @@
 """Knobs of what writes: the engine, and how one assistant turn is drawn."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.knobs import (
     also,
@@ -15,11 +16,17 @@ from turnwise.config.knobs import (
     reaches,
     url,
 )
+from turnwise.config.marks import changes_work, key_in, may_change
 
 
 @dataclass
 class EngineConfig:
     """Which engine runs the model, and how much memory it takes."""
+
+    EVERY_KNOB: ClassVar = (
+        may_change(),
+        changes_work(),
+    )
 
     name: str = knob("auto", engine_or_plugin(), path())
     """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
@@ -47,7 +54,7 @@ class EngineConfig:
     (about twice as fast with few sequences; the native decoder then keeps its weights twice, once laid out for
     products). On a GPU take true to have sampler and learner share kernels that round alike whatever the batch: slower,
     and their log-probs are equal to the last bit. Without it they agree to rounding."""
-    base_url: str | None = knob(None, url(), only_engines(), reaches("network"))
+    base_url: str | None = knob(None, url(), only_engines(), reaches("network"), key_in("OPENAI_API_KEY"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
     environment variable OPENAI_API_KEY. Must be set with engine=openai."""
     model: str | None = knob(None, only_engines(), harmless())
@@ -65,6 +72,8 @@ class EngineConfig:
 @dataclass
 class SamplingConfig:
     """How one assistant turn is drawn."""
+
+    EVERY_KNOB: ClassVar = (changes_work(),)
 
     temperature: float = knob(1.0, at_least(0, 100))
     """The sampling temperature; 0 takes the likeliest token. Use 0 for an evaluation that repeats exactly; leave 1

@@ -6,40 +6,26 @@ it is needed is a ConfigError, and one that nobody needs is told too.
 
 import dataclasses
 import glob
-import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from turnwise import extensions
 from turnwise.config import Config
-from turnwise.config.choices import TrackerName
-from turnwise.config.sections import value_of, with_value
+from turnwise.config.sections import with_value
 from turnwise.errors import ConfigError
-from turnwise.errors.address_passwords import has_userinfo, without_userinfo
-from turnwise.errors.nearest_name import unknown
+from turnwise.errors.address_passwords import without_userinfo
 
-MODEL, SAMPLED_MODEL = "BASE_MODEL_PATH", "VLLM_MODEL_PATH"
+MODEL = "BASE_MODEL_PATH"
 DATA, CACHE = "DATA_REPO", "DATA_CACHE"
 HUB = "HF_HOME"
-JUDGE = "LLM_AS_A_JUDGE_BASE"
-WANDB, PROJECT, ENTITY, KEY, MODE, ADDRESS = (
-    "WANDB_", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL",
-)  # fmt: skip
-_NAMED = (MODEL, SAMPLED_MODEL, DATA, CACHE, HUB, JUDGE)
-_OURS = {
-    "WANDB_DIR": "its files lie in the run's folder",
-    "WANDB_NAME": "a run is called as its folder is",
-    "WANDB_RUN_ID": "the run's folder has its id",
-    "WANDB_RESUME": "a run is resumed with resume=auto",
-    "WANDB_SILENT": "it never prints",
-}
-"""Variables of wandb that a run decides itself, and how."""
-_MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
-_NOT_IN_NAMES = "/\\#?%:"
+_NAMED = (DATA, CACHE, HUB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +71,10 @@ def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, s
         data.images_from, variable = _placed(data.images_from, "data.images_from")
         changed |= {} if variable is None else {"data.images_from": variable}
     config = dataclasses.replace(config, data=data)
-    if _tracks(config):
-        _check_wandb()
-        if "trackers.project" in unset and (project := value(PROJECT)) is not None:
-            config = with_value(config, "trackers.project", project)
-            changed["trackers.project"] = PROJECT
+    for module in dict.fromkeys(_brought().values()):
+        for key, text, variable in module.fill_in(config):
+            if key in unset:
+                config, changed[key] = with_value(config, key, text), variable
     if (home := value(HUB)) is not None and _from_hub(config) and _exists(Path(home)) and not Path(home).is_dir():
         raise ConfigError(f"{HUB}={home} is not a folder, and model.path={config.model.path} would be stored there")
     return config, changed
@@ -98,27 +83,36 @@ def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, s
 def uses(config: Config) -> list[Use]:
     """Every variable of the page that is set, with what it does in a run of this config."""
     variables = []
-    for name in _NAMED:
+    for name in (*_model_variables(), *_NAMED):
         if (text := value(name)) is not None:
             effect, used = _effect(name, text, config)
             variables.append(Use(name, without_userinfo(text), effect, used))
-    variables += [
-        _wandb_use(name, config) for name in sorted(os.environ) if name.startswith(WANDB) and os.environ[name]
-    ]
-    return variables
+    return [*variables, *(module.use(name, config) for name, module in _brought().items())]
 
 
-def judge_addresses() -> tuple[str, ...]:
-    """The endpoints of LLM_AS_A_JUDGE_BASE, comma separated."""
-    addresses = tuple(address.strip() for address in (value(JUDGE) or "").split(",") if address.strip())
-    for address in addresses:
-        if has_userinfo(address):
-            raise ConfigError(f"{JUDGE}: no name or password in an address, since it is shown: set OPENAI_API_KEY")
-        if not _is_address(address):
-            raise ConfigError(
-                f"{JUDGE}: the address {without_userinfo(address, alone=True)!r} must be like http://localhost:18901/v1"
-            )
-    return addresses
+class VariablesOfExtension(Protocol):
+    """The module that the table names for variables (`Extension.environment`)."""
+
+    def fill_in(self, config: Config) -> Iterable[tuple[str, str, str]]:
+        """(key, value, variable) of what they say; ConfigError for what the run would only stumble over later."""
+        ...
+
+    def use(self, name: str, config: Config) -> Use:
+        """What one of them, which is set, does in a run of this config."""
+        ...
+
+
+def _brought() -> dict[str, VariablesOfExtension]:
+    """The variables that are set and are an extension's, each with the module that reads it."""
+    modules: dict[str, VariablesOfExtension] = {}
+    for pattern, place in extensions.named("environment").items():
+        names = sorted(name for name in os.environ if os.environ[name].strip() and fnmatchcase(name, pattern))
+        modules |= dict.fromkeys(names, cast(VariablesOfExtension, import_module(place))) if names else {}
+    return modules
+
+
+def _model_variables() -> list[str]:
+    return [MODEL, *(name for record in extensions.extensions().values() for name in record.model_variables)]
 
 
 def data_folder(under: Path) -> Path:
@@ -131,11 +125,11 @@ def data_folder(under: Path) -> Path:
 
 
 def _model() -> tuple[str, str] | None:
-    """(the variable, the model) that the environment names. Both would be one: what samples is what is trained."""
-    models = {name: model for name in (MODEL, SAMPLED_MODEL) if (model := value(name)) is not None}
+    """(the variable, the model) that the environment names. All would be one: what samples is what is trained."""
+    models = {name: model for name in _model_variables() if (model := value(name)) is not None}
     if len(set(models.values())) > 1:
         raise ConfigError(
-            f"{MODEL}={models[MODEL]} and {SAMPLED_MODEL}={models[SAMPLED_MODEL]} differ, and the sampler writes with "
+            f"{' and '.join(f'{name}={model}' for name, model in models.items())} differ, and the sampler writes with "
             "the weights that are trained: set one of them, or model.path"
         )
     return next(iter(models.items()), None)
@@ -157,7 +151,7 @@ def _placed(file: str, key: str) -> tuple[str, str | None]:
 
 def _effect(name: str, text: str, config: Config) -> tuple[str, bool]:
     """(what a variable does here, whether it does anything)."""
-    if name in (MODEL, SAMPLED_MODEL):
+    if name in _model_variables():
         used = config.model.path == text
         return ("model.path" if used else f"not used, model.path={config.model.path} was given"), used
     if name in (DATA, CACHE):
@@ -167,51 +161,9 @@ def _effect(name: str, text: str, config: Config) -> tuple[str, bool]:
         prepared = "; `turnwise prepare` writes there" if name == CACHE else ""
         read = " and ".join(there) or "no data file"
         return f"{read} read there{prepared}", bool(there)
-    if name == HUB:
-        used = _from_hub(config)
-        storage = "hub models and datasets are kept there"
-        return (storage if used else f"{storage}; model.path={config.model.path} is not one"), True
-    used_by_judge = "judge" in json.dumps([config.scoring.scorers, config.scoring.options], default=str)
-    return (
-        "the judge's endpoints, where scoring.options names none" if used_by_judge else "no scorer asks a judge"
-    ), used_by_judge
-
-
-def _wandb_use(name: str, config: Config) -> Use:
-    text = " ".join(os.environ[name].split())  # notes may have several lines
-    secret = any(word in name for word in ("KEY", "TOKEN", "SECRET"))
-    printable = "".join(character for character in text[:200] if character.isprintable())
-    visible = "(secret)" if secret else without_userinfo(printable)
-    if not _tracks(config):
-        return Use(name, visible, "not used, tracking.to has no wandb", used=False)
-    if name in _OURS:
-        return Use(name, visible, f"not used: {_OURS[name]}", used=False)
-    if name == PROJECT:
-        project = value_of(config, "trackers.project")
-        effect = "trackers.project" if project == text else f"not used, trackers.project={project} was given"
-        return Use(name, visible, effect, project == text)
-    return Use(name, visible, "read by wandb")
-
-
-def _check_wandb() -> None:
-    """What wandb would refuse when the run has begun."""
-    for name in (PROJECT, ENTITY):
-        if (text := value(name)) is not None and (
-            any(character in _NOT_IN_NAMES for character in text) or len(text) > 128
-        ):
-            raise ConfigError(f"{name}={text[:80]}: a name of at most 128 characters without any of {_NOT_IN_NAMES}")
-    if (mode := value(MODE)) is not None and mode not in _MODES:
-        raise ConfigError(f"{MODE}: {unknown('mode', mode, _MODES)}")
-    if (address := value(ADDRESS)) is not None and not _is_address(address):
-        raise ConfigError(
-            f"{ADDRESS}={without_userinfo(address, alone=True)}: an address is like https://wandb.example.com"
-        )
-    if (key := value(KEY)) is not None and (not key.isascii() or " " in key):
-        raise ConfigError(f"{KEY} has characters that no key has")
-
-
-def _tracks(config: Config) -> bool:
-    return TrackerName.wandb.value in config.tracking.to
+    used = _from_hub(config)
+    storage = "hub models and datasets are kept there"
+    return (storage if used else f"{storage}; model.path={config.model.path} is not one"), True
 
 
 def _from_hub(config: Config) -> bool:
@@ -242,7 +194,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether a text is the address of a server."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0 and " " not in text

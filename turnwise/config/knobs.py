@@ -17,6 +17,8 @@ from turnwise.errors.address_passwords import without_userinfo
 MOST_WHOLE = 2**53
 """No whole number is larger: beyond it JSON and floats lose digits."""
 PLUGIN = "module:name"
+CONSOLE = ("console",)
+"""The tracker that is no extension's."""
 """Among the values of `only`: anything of the user's."""
 MOST_SECONDS = 1e9
 """Timers of the operating system take no longer waits."""
@@ -68,7 +70,7 @@ class Knob:
     only: tuple[str, tuple[str, ...]] | None
     """(another key, its values with which this one is read)."""
     offered: type[enum.Enum] | Mapping[str, str] | None = None
-    """The names that a knob offers which takes a plug-in too; those of a table with what they mean."""
+    """The names of a table with what they mean, or those that a knob offers which takes a plug-in too."""
     also: tuple[str, tuple[str, ...]] | None = None
     """A second condition: with either of the two it is read."""
     is_path: bool = False
@@ -77,6 +79,10 @@ class Knob:
     """What a run that somebody sent may reach by it; None for a knob that nobody has thought about."""
     was: str | None = None
     """The key that it had in earlier versions."""
+    marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What else its field, or its section for all of its knobs, says."""
+    takes_plugin: bool = False
+    """Beside what is offered it takes `module:name` of the user's."""
 
     def why_unread(self, values: Mapping[str, Any]) -> str | None:
         """Why it is not read with these values of all keys; None where it is."""
@@ -114,6 +120,7 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
     """Every knob of a config class by its key, sections and their knobs in order."""
     hints = typing.get_type_hints(section)
     knobs: dict[str, Knob] = {}
+    every = {name: what for mark in getattr(section, "EVERY_KNOB", ()) for name, what in mark.items()}
     for field in dataclasses.fields(section):
         key, hint = prefix + field.name, hints[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -132,6 +139,8 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
             field.metadata.get("path", False),
             field.metadata.get("reach", Reach("code", leads_away) if "choices" in field.metadata else None),
             field.metadata.get("was"),
+            every | {**field.metadata},
+            "choices" in field.metadata and "closed" not in field.metadata,
         )
     return knobs
 
@@ -218,13 +227,25 @@ def engine_or_plugin() -> dict[str, Any]:
     return {"choices": lambda: {name: row.about for name, row in extensions.engines().items()}}
 
 
+def name_of(kind: str, own: Mapping[str, str]) -> dict[str, Any]:
+    """The knob takes one of `own` (name: what it means) or the name of what an extension brings (a field of it)."""
+    return {"choices": lambda: {**own, **{name: row.about for name, row in extensions.rows(kind, own).items()}},
+            "closed": True}  # fmt: skip
+
+
+def sends_away(tracker: str) -> bool:
+    """Whether a tracker sends numbers to an account or an address that the environment names."""
+    row = extensions.rows("trackers", CONSOLE).get(tracker)
+    return tracker not in CONSOLE and (row is None or not row.here)
+
+
 def choice_or_plugin(choices: type[enum.Enum]) -> dict[str, Any]:
     """The knob takes one of these names, or `module:name` of the user's."""
     return {"choices": choices}
 
 
 def _offered(field: "dataclasses.Field[Any]") -> type[enum.Enum] | Mapping[str, str] | None:
-    """What `choice_or_plugin` or `engine_or_plugin` says; a table is read when it is asked for."""
+    """What `choice_or_plugin`, `engine_or_plugin` or `name_of` says; a table is read when it is asked for."""
     mark = field.metadata.get("choices")
     return mark() if callable(mark) and not isinstance(mark, type) else mark
 
@@ -293,8 +314,9 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             continue
         wanted = _wanted(value, bare, range_of(field, bare))
         offered = _names(_offered(field))
-        if wanted is None and offered and value not in offered and not is_plugin(value):
-            wanted = f"one of {', '.join(offered)}, or {PLUGIN} of your own"
+        closed = "closed" in field.metadata
+        if wanted is None and offered and value not in offered and (closed or not is_plugin(value)):
+            wanted = f"one of {', '.join(offered)}" + ("" if closed else f", or {PLUGIN} of your own")
         if wanted is None and "url" in field.metadata and not _is_url(value):
             wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:

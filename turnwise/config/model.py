@@ -1,7 +1,7 @@
 """Knobs of the model: which one it is, and how its messages become tokens."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.config.choices import (
     HistoryPolicy,
@@ -18,11 +18,17 @@ from turnwise.config.knobs import (
     reaches,
     share,
 )
+from turnwise.config.marks import changes_work, key_in
 
 
 @dataclass
 class ModelConfig:
     """Which model is used, and how it is loaded."""
+
+    EVERY_KNOB: ClassVar = (
+        changes_work(),
+        key_in("HF_TOKEN"),
+    )
 
     path: str = knob("tiny", only_engines("renders"), path(), reaches("network", None))
     """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or a bundled model: `tiny`, or
@@ -43,6 +49,8 @@ class ModelConfig:
 @dataclass
 class ChatConfig:
     """How messages become tokens: template, tool format and history."""
+
+    EVERY_KNOB: ClassVar = (changes_work(),)
 
     template: str | None = knob(None, only_engines("renders"), path(), harmless())
     """A built-in name (`chatml_hermes`) or a Jinja file; null uses the model's own. Set it when the model has none, or

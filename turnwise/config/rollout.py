@@ -1,7 +1,7 @@
 """Knobs of an episode: its loop, tools, simulated user and limits; and of an evaluation, which plays episodes only."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.config.choices import (
     Keep,
@@ -17,17 +17,25 @@ from turnwise.config.knobs import (
     reaches,
     share,
 )
+from turnwise.config.marks import changes_work, key_in, may_change
 
 
 @dataclass
 class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
+    EVERY_KNOB: ClassVar = (changes_work(),)
+
     agent: str | None = knob(None, path(), reaches("code", leads_away))
     """Loop for rows that name none: a built-in one, an extension's or module:function; null infers it.
     Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
     interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
-    agent_options: dict[str, Any] = knob({}, only("rollout.agent", "*"), reaches("network", None))
+    agent_options: dict[str, Any] = knob(
+        {},
+        only("rollout.agent", "*"),
+        reaches("network", None),
+        key_in("TURNWISE_ENV_TOKEN", "token_env"),
+    )
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
     scripted_answer: str = knob("#### 0", harmless())
@@ -42,7 +50,12 @@ class RolloutConfig:
     interaction: str | None = knob(None, path(), reaches("code", leads_away))
     """A simulated user for rows that name none: a built-in name, an extension's, module:function or module:Class. Set
     it when answers should get a reply; with null the first answer without a tool call ends the episode."""
-    interaction_kwargs: dict[str, Any] = knob({}, only("rollout.interaction", "*"), reaches("network", None))
+    interaction_kwargs: dict[str, Any] = knob(
+        {},
+        only("rollout.interaction", "*"),
+        reaches("network", None),
+        key_in(option="api_key_env"),
+    )
     """Config of that interaction, such as {max_turns: 2}. Set what the class reads."""
     max_assistant_turns: int | None = knob(16, at_least(1))
     """Turns of the policy after which the episode ends. Raise it for tasks that need many tool calls."""
@@ -85,10 +98,10 @@ class RolloutConfig:
 class EvalConfig:
     """How an evaluation is run: how many samples and episodes, and what is written."""
 
-    samples: int | None = knob(128, at_least(1))
+    samples: int | None = knob(128, at_least(1), may_change())
     """Samples evaluated, from the start; null takes all. Raise it for smaller error bars (four times as
     many halve them)."""
-    group_size: int = knob(1, at_least(1))
+    group_size: int = knob(1, at_least(1), may_change())
     """Episodes per sample. Raise it to measure pass@k, or to average out the sampling."""
     sampling: dict[str, Any] = knob({}, harmless())
     """How evaluations are drawn where not as training is, by the names of `sampling`: {temperature: 0.6, top_p: 0.95}.

@@ -1,7 +1,7 @@
 """Knobs of the reward: which scorers, and how they are run."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.config.choices import (
     ScoringRun,
@@ -18,16 +18,19 @@ from turnwise.config.knobs import (
     share,
     url,
 )
+from turnwise.config.marks import changes_work, key_in
 
 
 @dataclass
 class ScoringConfig:
     """How trajectories are scored: which scorers, with which options, and how they are run."""
 
+    EVERY_KNOB: ClassVar = (changes_work(),)
+
     scorers: dict[str, str] = knob({}, path(), reaches("code", None))
     """Scorer by data source: a built-in name or module:function; the key "default" serves all others. Set it to reward
     with your own function."""
-    options: dict[str, Any] = knob({}, reaches("network", None))
+    options: dict[str, Any] = knob({}, reaches("network", None), key_in(option="api_key_env"))
     """Options by scorer, such as {gsm8k: {wrong: -0.1}}. Set those of the scorer in use; others are refused."""
     weights: dict[str, float] = knob({}, harmless())
     """Weight by part: the reward is then the weighted sum of the parts; those not named count fully. Set it when a
@@ -45,7 +48,9 @@ class ScoringConfig:
     agent_error: float | None = knob(0.0, any_number())
     """Reward of an episode whose agent raised because of what the policy wrote, such as a tool that is not there; its
     parts are 0. Lower it to punish that; null keeps the score (docs/ext/sdk_agents.md)."""
-    url: str | None = knob(None, url(), only("scoring.run", "http"), reaches("network"))
+    url: str | None = knob(
+        None, url(), only("scoring.run", "http"), reaches("network"), key_in("TURNWISE_REWARD_TOKEN")
+    )
     """The reward server's address, such as http://127.0.0.1:8200. Its token is the value of the environment variable
     TURNWISE_REWARD_TOKEN. Must be set with scoring.run=http."""
     batch_size: int = knob(64, at_least(1), only("scoring.run", "batch"))

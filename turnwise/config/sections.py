@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from turnwise.config import Config
+from turnwise.config.knobs import Knob, knobs_of
 from turnwise.errors import ConfigError
 from turnwise.extensions import extensions
 
@@ -47,6 +48,14 @@ def __getattr__(name: str) -> Any:
     if name == TREE:
         return full_config()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def knob_for(key: str) -> Knob | None:
+    """The knob of a key, which may lie inside a mapping or a list; None for a key of no knob."""
+    knobs = knobs_of(full_config())
+    while key and key not in knobs:
+        key = key.rpartition(".")[0]
+    return knobs.get(key)
 
 
 def section(config: Config, kind: type[S]) -> S:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.choices import (
     Advantage,
@@ -16,7 +17,6 @@ from turnwise.config.choices import (
     OptimizerName,
     PolicyLoss,
     Precision,
-    TrackerName,
 )
 from turnwise.config.knobs import (
     any_number,
@@ -28,17 +28,17 @@ from turnwise.config.knobs import (
     only,
     path,
     reaches,
+    sends_away,
     share,
     was,
 )
+from turnwise.config.marks import changes_work, for_sft, may_change
 
 OUR_SCRIPT = re.compile(r"turnwise\.(data\.tasks|ext)(\.\w+)+:script", re.ASCII)
 BEST, LAST = "best", "last"
 """What `training.ship` may say beside the name of a number of evaluations."""
 GREEDY = "greedy_"
 """How the files of greedy evaluations, and the names of their numbers, begin."""
-TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
-"""The others send numbers to an account or an address that the environment names."""
 
 
 def is_share(name: str) -> bool:
@@ -49,6 +49,8 @@ def is_share(name: str) -> bool:
 @dataclass
 class SftConfig:
     """Supervised fine-tuning on recorded or scripted trajectories."""
+
+    EVERY_KNOB: ClassVar = (may_change(),)
 
     steps: int | None = knob(None, at_least(1))
     """Weight updates; null goes over the trajectories three times. Set it when the loss has settled earlier or still
@@ -78,18 +80,18 @@ class SftConfig:
 class TrainingConfig:
     """The training loop: how much, how often, when to stop."""
 
-    steps: int = knob(40, at_least(1))
+    steps: int = knob(40, at_least(1), may_change())
     """Steps of the run; each collects episodes and updates the weights. Raise it while the reward still climbs."""
     groups: int = knob(12, at_least(1))
     """Samples per step. Raise it for a smoother gradient; a step takes longer by as much."""
-    group_size: int = knob(8, at_least(1))
+    group_size: int = knob(8, at_least(1), changes_work())
     """Episodes per sample; the others of its group are an episode's baseline. Raise it when most groups are all right
     or all wrong and so teach nothing."""
-    epochs: int = knob(1, at_least(1))
+    epochs: int = knob(1, at_least(1), changes_work())
     """Passes over a step's episodes. Raise it when episodes are expensive; more than a few overfit them."""
-    minibatches: int = knob(1, at_least(1))
+    minibatches: int = knob(1, at_least(1), changes_work())
     """Weight updates per pass. Raise it for faster learning from the same episodes; the clip bounds how far."""
-    max_lag: int = knob(0, at_least(0))
+    max_lag: int = knob(0, at_least(0), changes_work())
     """Steps by which collection may run ahead of the weights; 0 is on-policy. With 0 every episode is written by the
     newest weights; with 1 the next step's episodes are collected while this step's are trained on, so that a step takes
     the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers, or
@@ -111,27 +113,27 @@ class TrainingConfig:
     """Samples to train on, from the start of the files or the generator; null takes all. Lower it for a quick trial."""
     shuffle: bool = True
     """Shuffle the samples anew each epoch, from `seed`. Switch it off for a curriculum that the files' order gives."""
-    eval_every: int = knob(10, at_least(0))
+    eval_every: int = knob(10, at_least(0), may_change())
     """Steps between evaluations; 0 evaluates before and after only. Lower it to see where learning turns."""
-    save_every: int = knob(10, at_least(0))
+    save_every: int = knob(10, at_least(0), may_change(), for_sft())
     """Steps between checkpoints; 0 saves at the end only, which every run does. The plan says what they take of the
     disk, and a run whose last one has no room is refused. Lower it when a lost hour would hurt."""
-    keep: int = knob(2, at_least(1))
+    keep: int = knob(2, at_least(1), may_change(), for_sft())
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
-    ship: str = knob(BEST, harmless())
+    ship: str = knob(BEST, harmless(), may_change())
     """Which weights are left in RUN/policy for use: `best` (by accuracy), `last`, or those best by the number of
     evaluations that is named. Such are greedy_accuracy, reward, pass@4 and task/SOURCE/NAME (docs/training.md); where
     no evaluation was clearly better, the last weights are left. A run that is resumed goes on from its last ones either
     way. Set `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy
     of the policy has no room on the disk."""
-    target: float | None = knob(None, any_number())
+    target: float | None = knob(None, any_number(), may_change())
     """Accuracy of an evaluation, or the number that training.ship names, at which the run ends early. Set it to stop
     when it is good enough."""
-    max_minutes: float | None = knob(None, more_than(0))
+    max_minutes: float | None = knob(None, more_than(0), may_change(), for_sft())
     """Wall time after which the run ends cleanly. Set it for machines that are taken back at a known time."""
-    max_tokens: int | None = knob(None, at_least(1))
+    max_tokens: int | None = knob(None, at_least(1), may_change())
     """Policy tokens after which the run ends cleanly. Set it to compare runs at equal cost."""
-    drop_constant_groups: bool = False
+    drop_constant_groups: bool = knob(False, changes_work())
     """Draw on until the step has enough groups whose rewards differ (dynamic sampling). At most three times
     `training.groups` samples are drawn. Switch it on when many groups are all right or all wrong."""
     max_logprob_gap: float | None = knob(None, at_least(0), was("training.parity"))
@@ -153,7 +155,7 @@ class TrainingConfig:
 class AlgorithmConfig:
     """From rewards to the gradient."""
 
-    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage), path())
+    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage), path(), changes_work())
     """What a reward is compared with. Start with grpo; take gae when single tokens or turns should be told apart and a
     critic can be afforded, rloo or dr_grpo when groups differ much in difficulty."""
     credit: Credit = Credit.uniform
@@ -185,17 +187,17 @@ class AlgorithmConfig:
     once the critic is good."""
     entropy: float = knob(0.0, any_number())
     """Coefficient of the entropy bonus. Raise it a little (1e-3) when the policy stops trying other answers."""
-    kl_loss: float = knob(0.0, at_least(0))
+    kl_loss: float = knob(0.0, at_least(0), changes_work())
     """Coefficient of a KL loss against the reference policy; 0 needs no reference. Set it (1e-3) when the model drifts
     from what it could do before; it costs a second copy of the model."""
-    kl_loss_estimator: KLEstimator = knob(KLEstimator.k3, only("algorithm.kl_loss", "*"))
+    kl_loss_estimator: KLEstimator = knob(KLEstimator.k3, only("algorithm.kl_loss", "*"), changes_work())
     """How the KL of algorithm.kl_loss is estimated at a token. Keep k3 unless a recipe names another."""
-    kl_reward: float = knob(0.0, at_least(0))
+    kl_reward: float = knob(0.0, at_least(0), changes_work())
     """Coefficient of a KL penalty in the reward; 0 needs no reference. Set it instead of kl_loss when following a
     recipe that does."""
-    kl_reward_estimator: KLEstimator = knob(KLEstimator.k1, only("algorithm.kl_reward", "*"))
+    kl_reward_estimator: KLEstimator = knob(KLEstimator.k1, only("algorithm.kl_reward", "*"), changes_work())
     """How the KL of algorithm.kl_reward is estimated at a token. Keep k1 unless a recipe names another."""
-    kl_target: float | None = knob(None, more_than(0), only("algorithm.kl_reward", "*"))
+    kl_target: float | None = knob(None, more_than(0), only("algorithm.kl_reward", "*"), changes_work())
     """The KL that the coefficient is steered to: it grows while the measured KL is above, and shrinks below; null keeps
     it as it is. Set it (0.1) when no fixed coefficient suits the whole run."""
     value_loss: float = knob(1.0, at_least(0), only("algorithm.advantage", "gae"))
@@ -204,7 +206,7 @@ class AlgorithmConfig:
     value_clip: float | None = knob(0.5, more_than(0), only("algorithm.advantage", "gae"))
     """How far a new value may lie from the old one before it is pulled back in the loss; null never. Raise it when
     rewards are much larger than 1."""
-    old_logprobs: OldLogprobs | None = None
+    old_logprobs: OldLogprobs | None = knob(None, changes_work())
     """Whose log-probs the ratio of the policy loss is taken against; null takes the learner's where
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
     in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip, `sampler` learns better."""
@@ -236,7 +238,7 @@ class LearnerConfig:
     weights, ten times as much with LoRA."""
     critic_lr: float = knob(1e-4, at_least(0), only("algorithm.advantage", "gae"))
     """Learning rate of the critic. Raise it when the explained variance of its values stays low."""
-    shared_critic: bool = knob(False, only("algorithm.advantage", "gae"))
+    shared_critic: bool = knob(False, only("algorithm.advantage", "gae"), changes_work())
     """Put the value head on the policy's own trunk instead of a copy. Switch it on when a second model does not fit."""
     weight_decay: float = knob(0.0, at_least(0))
     """AdamW's decay of matrices. Set it (0.01) for long runs on little data."""
@@ -248,33 +250,33 @@ class LearnerConfig:
     """How the learning rate falls after warm-up, until training.steps. A run that has one cannot be made longer."""
     min_lr_ratio: float = knob(0.0, share(), only("learner.decay", "linear", "cosine"))
     """The share of the learning rate at which that fall ends. Set it (0.1) when the last steps learn nothing."""
-    grad_clip: float = knob(1.0, more_than(0))
+    grad_clip: float = knob(1.0, more_than(0), for_sft())
     """Largest norm of a gradient; a larger one is scaled down to it. Lower it when the norm on the board has spikes."""
-    token_budget: int | None = knob(None, at_least(1))
+    token_budget: int | None = knob(None, at_least(1), changes_work(), for_sft())
     """Tokens of one forward pass; a batch is split into as many as it needs. Null takes 8192 on the CPU, and on a
     GPU as many as its memory has room for. Lower it when memory is short: the gradient stays the same."""
-    gradient_checkpointing: bool | None = None
+    gradient_checkpointing: bool | None = knob(None, changes_work(), for_sft())
     """Recompute activations instead of keeping them; null does so on a GPU whose memory is too small for them.
     Switch it on when memory is short; a step takes longer."""
-    device: str = knob("auto", harmless())
+    device: str = knob("auto", harmless(), changes_work(), for_sft())
     """Where gradients are computed: cpu, cuda, one GPU such as cuda:0, or auto, which takes a GPU where PyTorch sees
     one. Set it to cpu to leave a GPU to others."""
-    precision: Precision | None = None
+    precision: Precision | None = knob(None, changes_work(), for_sft())
     """Format of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
     log-prob gap to the sampler is too large."""
-    optimizer: OptimizerName = OptimizerName.adamw
+    optimizer: OptimizerName = knob(OptimizerName.adamw, changes_work(), for_sft())
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
-    offload: Offload = Offload.none
+    offload: Offload = knob(Offload.none, changes_work(), for_sft())
     """What lies in the CPU's memory instead of the GPU's. Set it to `optimizer` for models too large for the GPU, on a
     machine with 18 to 24 bytes of free memory for every trained weight; try `learner.optimizer=adamw8bit` first."""
-    processes: int = knob(1, at_least(1, 1024))
+    processes: int = knob(1, at_least(1, 1024), may_change(), changes_work(), for_sft())
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
-    lora_rank: int = knob(0, at_least(0, 65536))
+    lora_rank: int = knob(0, at_least(0, 65536), changes_work(), for_sft())
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
-    lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
+    lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"), for_sft())
     """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
-    train_vision: bool = knob(False, only("learner.lora_rank", "0"))
+    train_vision: bool = knob(False, only("learner.lora_rank", "0"), changes_work(), for_sft())
     """Also train the vision tower and projector of a vision model. Set it when images are unlike those that the
     model was trained with; every pass then encodes its images again."""
 
@@ -283,6 +285,8 @@ class LearnerConfig:
 class TrackingConfig:
     """Where a training's numbers go beside metrics.jsonl, which has them always."""
 
-    to: list[str] = knob(["console"], reaches("network", lambda name: name not in TRACKERS_HERE))
-    """Any of console, tensorboard, wandb, mlflow; one that fails is switched off and never stops training. Set it to
-    where your team looks."""
+    EVERY_KNOB: ClassVar = (may_change(),)
+
+    to: list[str] = knob(["console"], reaches("network", sends_away))
+    """Any of console, tensorboard, wandb, mlflow, or what an extension brings; one that fails is switched off and never
+    stops training. Set it to where your team looks."""

@@ -21,7 +21,7 @@ from turnwise.config import (
     TrackingConfig,
     TrainingConfig,
 )
-from turnwise.config.choices import ClusterName, Resume
+from turnwise.config.choices import Resume
 from turnwise.config.compose import PROGRAM, Composed, compose_with, flat
 from turnwise.config.sections import full_config
 from turnwise.config.trees import changed, flatten, is_section, nest, over
@@ -56,7 +56,7 @@ class Sections(TypedDict, total=False):
     run: str | None
     runs_dir: str
     resume: Resume | str
-    cluster: ClusterName | str
+    cluster: str
     seed: int
     model: ModelConfig | Values
     chat: ChatConfig | Values

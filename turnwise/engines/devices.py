@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from turnwise import extensions
-from turnwise.config import Config, LearnerConfig
-from turnwise.config.choices import ClusterName, OptimizerName, Precision
+from turnwise.config import ONE_MACHINE, Config, LearnerConfig
+from turnwise.config.choices import OptimizerName, Precision
 from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError
 from turnwise.system.plugins import load
@@ -17,8 +17,6 @@ CPU_BATCH, GPU_BATCH = 64, 1024
 """Sequences decoded together."""
 EPISODES = 256
 """Under way at once, where no GPU waits for them."""
-CPU_ENGINE, GPU_ENGINE = "torch", "cuda"
-"""What `auto` means."""
 LEAST_CAPABILITY = 8
 """Of a GPU: the first number of its compute capability."""
 TOKEN_BUDGET = 8192
@@ -115,11 +113,16 @@ class Reservations(Protocol):
         ...
 
 
+def _engine_on(device: str) -> str:
+    """The first engine of the table that computes on such a device here: what `auto` means."""
+    return next(name for name, row in extensions.engines().items() if row.device == device)
+
+
 def reservations(config: Config) -> Reservations | None:
     """Those of a config; None where everything is on this machine."""
-    if config.cluster is ClusterName.none:
+    if config.cluster == ONE_MACHINE:
         return None
-    there: Reservations = load(extensions.named("places")[config.cluster.value], "cluster")(config)
+    there: Reservations = load(extensions.rows("places")[config.cluster].place, "cluster")(config)
     return there
 
 
@@ -147,11 +150,13 @@ def choose(config: Config, visible: VisibleGpus | None = None) -> EngineChoice:
     if device in ("auto", "cuda"):  # PyTorch takes its time to load, and nobody else has to know
         visible = gpus_for_sampler(config) if visible is None else visible
         if device == "auto":
-            name = GPU_ENGINE if visible.usable else CPU_ENGINE
+            name = _engine_on("cuda" if visible.usable else "cpu")
             device = extensions.engine(name).device
             why = f"PyTorch sees {visible.gpus[0]}" if visible.usable else visible.none
         elif not visible.usable:
-            raise ConfigError(f"engine={name}: {visible.none} on this machine; engine={CPU_ENGINE} writes on the CPU")
+            raise ConfigError(
+                f"engine={name}: {visible.none} on this machine; engine={_engine_on('cpu')} writes on the CPU"
+            )
     on_gpu, most, episodes = device == "cuda", engine.max_batch or CPU_BATCH, EPISODES
     where = narrow = "cpu"
     if on_gpu:  # beside the learner: what is published is copied on the GPU, or not at all
@@ -218,7 +223,7 @@ def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples:
     if (there := reservations(config)) is not None:
         if there.learner_gpus != 1:
             raise ConfigError(
-                f"learner.processes={count} takes a GPU each, and {config.cluster.value}.learner_gpus is what each of "
+                f"learner.processes={count} takes a GPU each, and {config.cluster}.learner_gpus is what each of "
                 f"them reserves: set it to 1, not {there.learner_gpus:g}"
             )
         return ("cuda:0",) * count  # the only one that each sees

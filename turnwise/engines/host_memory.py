@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.config import Config
-from turnwise.config.choices import ClusterName, Offload, OptimizerName, Precision
+from turnwise.config import ONE_MACHINE, Config
+from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.config.training import LAST
 from turnwise.engines.devices import device_of, gpus_for_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
@@ -92,7 +92,7 @@ def check_host_memory(config: Config, training: Training, free: int | None = Non
     needed = host_memory(config, training)
     if needed is None or (free is None and sys.platform != "linux"):
         return
-    if config.cluster is not ClusterName.none:  # its memory is that of another machine
+    if config.cluster != ONE_MACHINE:  # its memory is that of another machine
         return
     free = free_memory() if free is None else free
     if needed.bytes > free:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from turnwise import extensions
-from turnwise.config import Config, LearnerConfig
-from turnwise.config.choices import ClusterName, ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.config import ONE_MACHINE, Config, LearnerConfig
+from turnwise.config.choices import ModelImplementation, Offload, OptimizerName, Precision
 from turnwise.config.evaluation_sampling import longest_turn
 from turnwise.engines.devices import TOKEN_BUDGET, EngineChoice, Gpu, VisibleGpus, choose, device_of, visible_gpus
 from turnwise.engines.model.sources import find_model
@@ -155,7 +155,7 @@ def memory_here(
     holds."""
     if not extensions.engine(config.engine.name).here and training is None:
         return None
-    if config.cluster is not ClusterName.none and samples:  # each node makes its own
+    if config.cluster != ONE_MACHINE and samples:  # each node makes its own
         return None
     visible = visible_gpus() if visible is None else visible
     chosen = choose(config, visible)

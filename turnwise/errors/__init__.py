@@ -5,7 +5,7 @@
 3. `ScoringFailed` leaves one trajectory without a reward and out of baselines; it is counted, never a zero.
 4. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
 5. `EngineLost` is one of these that may pass: a turn is asked again, and the episode fails after the last try. So may
-   `SandboxLost`: in an episode it ends that episode, in a scorer it is `ScoringFailed`, at the start it stops the run.
+   `MachineryLost`: in an episode it ends that episode, in a scorer it is `ScoringFailed`, at the start it ends the run.
 6. Everything else is a bug and stops the run with its traceback.
 """
 
@@ -52,8 +52,8 @@ class WeightsSuperseded(EngineError):
     """Weights that cannot be had any more, since newer ones are on their way: the sampler is well as it was before."""
 
 
-class SandboxLost(TurnwiseError):
-    """The machinery that runs code failed, not the code: the call says nothing about it and may be tried again."""
+class MachineryLost(TurnwiseError):
+    """What runs a policy's calls failed, not the calls: it says nothing about them, and they may be tried again."""
 
 
 class StorageError(TurnwiseError):

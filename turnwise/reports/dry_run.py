@@ -15,6 +15,7 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.environment import uses
+from turnwise.config.sections import knob_for
 from turnwise.data.loader import Loader
 from turnwise.data.task_config import compose, differences
 from turnwise.engines.memory_plan import cpu_memory, memory_here
@@ -41,23 +42,14 @@ MEASURED_GROUPS = 8
 """Groups of a step that is tried out."""
 LEAST_STEPS = 3
 """Recorded steps from which rates are taken; the first is left out, which warms up."""
-OTHER_WORK = (
-    "task", "model.", "chat.", "data.", "engine.", "sampling.", "rollout.", "scoring.", "cluster", "learner.device",
-    "learner.precision", "learner.optimizer", "learner.offload", "learner.lora_rank",
-    "learner.token_budget", "learner.gradient_checkpointing", "learner.shared_critic", "learner.processes",
-    "learner.train_vision", "training.group_size", "training.epochs",
-    "training.minibatches", "training.max_lag", "training.drop_constant_groups", "algorithm.advantage",
-    "algorithm.kl_", "algorithm.old_logprobs",
-)  # fmt: skip
-"""Keys with another value of which an episode or an update takes another time; extensions' sections come on top."""
-_ONLY_WATCH = {"board", "trackers"}
-"""Sections of extensions that change nothing of what is computed."""
 _MACHINE = ("engine ", "memory ")
 """How the lines of a plan begin that name the machine."""
 
 
 def _changes_work(key: str) -> bool:
-    return key.startswith(OTHER_WORK) or key.partition(".")[0] in extensions().keys() - _ONLY_WATCH
+    """Whether an episode or an update takes another time with another value of the key."""
+    knob = knob_for(key)
+    return knob is None or bool(knob.marks.get("changes_work", key.partition(".")[0] in extensions()))
 
 
 @dataclass(frozen=True, slots=True)

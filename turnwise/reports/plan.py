@@ -1,8 +1,8 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.chat.renderer import Renderer
-from turnwise.config import Config, RolloutConfig, SamplingConfig
-from turnwise.config.choices import Aggregation, ClusterName, Correction, Excess, PolicyLoss
+from turnwise.config import ONE_MACHINE, Config, RolloutConfig, SamplingConfig
+from turnwise.config.choices import Aggregation, Correction, Excess, PolicyLoss
 from turnwise.config.environment import told
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import rank_devices
@@ -166,7 +166,7 @@ def _staleness(config: Config) -> list[str]:
 
 
 def _sharded(config: Config) -> list[str]:
-    if config.learner.processes == 1 or config.cluster is not ClusterName.none:
+    if config.learner.processes == 1 or config.cluster != ONE_MACHINE:
         return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"

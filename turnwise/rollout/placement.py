@@ -8,8 +8,7 @@ from typing import Protocol
 
 from turnwise import extensions
 from turnwise.chat.renderer import Renderer
-from turnwise.config import Config
-from turnwise.config.choices import ClusterName
+from turnwise.config import ONE_MACHINE, Config
 from turnwise.engines.open_configured import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, Say
 from turnwise.engines.samplers.sampler import Sampler
@@ -122,7 +121,7 @@ class Here:
 
 def placement_of(config: Config) -> Placement:
     """Where a config has its parts run."""
-    if config.cluster is ClusterName.none:
+    if config.cluster == ONE_MACHINE:
         return Here(config)
-    placement: Placement = load(extensions.named("places")[config.cluster.value], "cluster")(config)
+    placement: Placement = load(extensions.rows("places")[config.cluster].place, "cluster")(config)
     return placement

@@ -216,7 +216,7 @@ def _has_unread(kwargs: Mapping[str, Any], reads: bool | tuple[str, ...]) -> boo
 
 
 TOOLS = "tools"
-"""The column in which TRL's and others' rows have the schemas of their tools."""
+"""The column in which many rows have the schemas of their tools."""
 _MARKS = (MARKER, "<video>", "<audio>")
 _PLAYED_ELSEWHERE = {
     **dict.fromkeys(("env_name", "env_class", "env", "environment", "env_kwargs", "env_config"),
@@ -251,7 +251,7 @@ def tools_of_column(sample: Sample, offered: Sequence[str]) -> tuple[str, ...] |
 
 
 def _tool_names(value: Any, sample: Sample) -> Iterator[str]:
-    """Of a list of names or of schemas, as TRL, OpenAI and APIGen write them; also as JSON in a text."""
+    """Of a list of names or of schemas, as OpenAI, APIGen and others write them; also as JSON in a text."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []

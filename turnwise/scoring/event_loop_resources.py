@@ -2,15 +2,31 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
+
+from turnwise.system.metrics import Metric, reduce
 
 
 class Closable(Protocol):
     """Something that belongs to the event loop it was made in."""
 
     async def close(self) -> None: ...
+
+
+class Counting:
+    """A resource that counts what it does; what all of one class counted is told together."""
+
+    @classmethod
+    def take_counts(cls, resources: Sequence[Self]) -> list[Metric]:
+        """What they did since this was last called."""
+        raise NotImplementedError
+
+    @classmethod
+    def levels(cls, resources: Sequence[Self]) -> list[Metric]:
+        """What is so now, such as what is left of a limit."""
+        return []
 
 
 Resource = TypeVar("Resource", bound=Closable)
@@ -61,10 +77,24 @@ def loop_resource(kind: type[Resource], key: Hashable, make: Callable[[], Resour
     return resource
 
 
-def loop_resources(kind: type[Resource]) -> list[Resource]:
-    """Every object of this kind in the running event loop."""
+def take_counts() -> list[Metric]:
+    """What the resources of the running event loop did since this was last called."""
+    return [metric for kind, resources in _counting().items() for metric in kind.take_counts(resources)]
+
+
+def take_metrics() -> dict[str, float]:
+    """The same, with what holds of them now, by name: `judge/requests` and so on."""
+    levels = [metric for kind, resources in _counting().items() for metric in kind.levels(resources)]
+    return reduce([*take_counts(), *levels])
+
+
+def _counting() -> dict[type[Counting], list[Counting]]:
     here = _RESOURCES.get(asyncio.get_running_loop(), {})
-    return [resource for resource in here.values() if isinstance(resource, kind)]
+    by_kind: dict[type[Counting], list[Counting]] = {}
+    for resource in here.values():
+        if isinstance(resource, Counting):
+            by_kind.setdefault(type(resource), []).append(resource)
+    return by_kind
 
 
 async def close_loop_resources() -> None:

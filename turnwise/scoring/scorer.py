@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import ConfigError, PluginError, SandboxLost, ScoringFailed, TurnwiseError
+from turnwise.errors import ConfigError, MachineryLost, PluginError, ScoringFailed, TurnwiseError
 from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
 from turnwise.system.concurrency import gather_all
@@ -63,19 +63,15 @@ BUILTIN: dict[str, str] = {
     "gsm8k": "turnwise.scoring.rules.gsm8k:gsm8k",
     "gsm8k_strict": "turnwise.scoring.rules.gsm8k:gsm8k_strict",
     "gsm8k_flexible": "turnwise.scoring.rules.gsm8k:gsm8k_flexible",
-    "tapo": "turnwise.scoring.rules.tapo:tapo",
     "exact_match": "turnwise.scoring.rules.text_match:exact_match",
     "text_match": "turnwise.scoring.rules.text_match:text_match",
     "search_qa": "turnwise.scoring.rules.text_match:search_qa",
     "math": "turnwise.scoring.rules.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.rules.format_rules:format_rules",
-    "judge": "turnwise.scoring.judge.scorer:judge",
     "environment": "turnwise.scoring.episode_scores:environment",
     "interaction": "turnwise.scoring.episode_scores:interaction",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
-ASK_A_JUDGE = ("judge", "tapo")
-"""Built-in scorers that send episodes to a judge, whose address the environment names where no option does."""
 
 
 def builtin_scorers() -> dict[str, str]:
@@ -242,7 +238,7 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
     name = name_of(scorer)
     try:
         result: Any = await scorer(trajectory)
-    except SandboxLost as error:
+    except MachineryLost as error:
         raise raised_by(name, error) from error
     except (ScoringFailed, TurnwiseError):
         raise

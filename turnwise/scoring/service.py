@@ -10,7 +10,7 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.errors.nearest_name import unknown
 from turnwise.extensions import named
-from turnwise.scoring.event_loop_resources import close_loop_resources
+from turnwise.scoring.event_loop_resources import close_loop_resources, take_metrics
 from turnwise.scoring.failures import ScoringStats, counted, within
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
 from turnwise.system.plugins import load
@@ -93,9 +93,7 @@ class Scoring:
             check_truths(spec, (sample for sample in samples if sample.data_source == source))
 
     def metrics(self) -> dict[str, float]:
-        """What scoring went through since this was last asked, the judges' requests included."""
-        from turnwise.scoring.judge.judge import take_metrics  # here: most runs have no judge
-
+        """What scoring went through since this was last asked, with what its resources counted."""
         return self.runner.stats.take() | take_metrics()
 
     @contextlib.asynccontextmanager
@@ -205,27 +203,27 @@ READERS = {
     "text_match": "turnwise.scoring.rules.text_match:texts_of",
     "search_qa": "turnwise.scoring.rules.text_match:texts_of",
     "math": "turnwise.scoring.rules.math_boxed:golds_of",
-    "judge": "turnwise.scoring.judge.scorer:reference_of",
 }
 """What reads a sample's ground truth for a scorer; extensions name theirs in the table (`truths`)."""
+ReadTruth = Callable[[Sample], Any]
+
+
+def truth_reader(spec: ScorerSpec) -> ReadTruth | None:
+    """What reads the ground truth that this scorer compares with; None where it reads none."""
+    brought = named("truths", READERS)
+    if spec.name in brought:
+        choose: Callable[[Mapping[str, Any]], ReadTruth | None] = load(brought[spec.name], "scorer")
+        return choose(spec.options)
+    return load(READERS[spec.name], "scorer") if spec.name in READERS else None
 
 
 def check_truths(spec: ScorerSpec, samples: Iterable[Sample]) -> None:
     """DataError for the first sample whose ground truth this scorer could not read."""
-    spec = _comparing(spec)
-    reader = {**READERS, **named("truths", READERS)}.get(spec.name)
-    if reader is None or (spec.name == "judge" and spec.options.get("rubric") is not None):
+    read = truth_reader(spec)
+    if read is None:
         return
-    read: Any = load(reader, "scorer")
     for sample in samples:
         try:
             read(sample)
         except DataError as error:
             raise DataError(f"scorer {spec.name}: {error}") from error
-
-
-def _comparing(spec: ScorerSpec) -> ScorerSpec:
-    """The scorer that says whether an answer is right."""
-    while spec.name == "tapo":
-        spec = ScorerSpec(spec.options.get("accuracy", "exact_match"), spec.options.get("accuracy_options") or {})
-    return spec

@@ -1,9 +1,9 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise import extensions
-from turnwise.config import AlgorithmConfig, Config
+from turnwise.config import ONE_MACHINE, AlgorithmConfig, Config
 from turnwise.config.check import check_config
-from turnwise.config.choices import Advantage, ClusterName, Decay, PolicyLoss, Precision
+from turnwise.config.choices import Advantage, Decay, PolicyLoss, Precision
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.host_memory import check_disk, check_host_memory
@@ -53,7 +53,7 @@ def check_training(config: Config) -> None:
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
             "learner learns and cannot sleep; set training.max_lag=0"
         )
-    alone = config.cluster is ClusterName.none
+    alone = config.cluster == ONE_MACHINE
     placement_of(config).check(training=True)
     rank_devices(config, None if alone else gpus_for_learner(config), samples=alone)
     opener_of(config).check_beside_learner(config)
@@ -87,8 +87,8 @@ def check_fine_tuning(config: Config) -> None:
     check_config(config)
     if not extensions.engine(config.engine.name).trains:
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
-    if config.cluster is not ClusterName.none:
-        raise ConfigError(f"fine-tuning runs on this machine only, not with cluster={config.cluster.value}")
+    if config.cluster != ONE_MACHINE:
+        raise ConfigError(f"fine-tuning runs on this machine only, not with cluster={config.cluster}")
     if config.model.precision not in (None, Precision.float32):
         raise ConfigError(
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "

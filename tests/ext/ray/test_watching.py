@@ -248,7 +248,6 @@ LISTENING = """
 import asyncio, os, sys
 sys.path.insert(0, {tests!r})
 from listening import below, elsewhere, listening
-from turnwise.config.choices import ClusterName
 from turnwise.ext.ray.connection import cluster_connection
 from turnwise.ext.ray.sandboxes import ClusterPool
 from turnwise.ext.ray.config import RayConfig

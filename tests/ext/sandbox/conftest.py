@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.inside import syscall_numbers
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, Result

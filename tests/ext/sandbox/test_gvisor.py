@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import gvisor
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, scratch
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.pool import FOLDERS, PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.config import Config, RolloutConfig
-from turnwise.config.choices import SandboxLevel
 from turnwise.config.sections import with_section
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.ext.sandbox.config import SandboxConfig
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.python_tool import PythonTool, input_images
 from turnwise.ext.sandbox.results import Picture
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
@@ -159,8 +159,8 @@ def test_what_a_session_only_claims_of_an_image_is_set_aside(tmp_path: Path) -> 
     """A judge that pays for crops pays for those that show what they say."""
     from PIL import Image as Pillow
 
-    from turnwise.scoring.rules.tool_misuse import images_in
-    from turnwise.scoring.turn_scores import read_box
+    from turnwise.ext.judge.tool_misuse import images_in
+    from turnwise.ext.judge.turn_scores import read_box
     from turnwise.types import CallRecord, CallStatus, ToolCall
 
     path = tmp_path / "cat.png"

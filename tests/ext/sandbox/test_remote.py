@@ -14,9 +14,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError
 from turnwise.ext.sandbox import remote
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.remote import RemotePool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage

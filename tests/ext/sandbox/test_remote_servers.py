@@ -9,8 +9,8 @@ import time
 import fastapi
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import remote
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.remote import RemotePool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.attacks import ATTACKS, Attack
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings
 from turnwise.ext.sandbox.shell import attacks as shell_attacks
 from turnwise.ext.sandbox.shell.pool import ShellPool

@@ -9,6 +9,7 @@ import pytest
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.errors import ToolError
+from turnwise.ext.judge.turn_scores import box_grades
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.python_tool import PythonTool
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
@@ -22,7 +23,6 @@ from turnwise.ext.tinylook.solvers import Glance, around, oracle_glances
 from turnwise.reports.task_metrics import observe
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.turn_scores import box_grades
 from turnwise.types import (
     CallRecord,
     CallStatus,

@@ -17,9 +17,9 @@ from turnwise.config.compose import to_yaml
 from turnwise.config.knobs import knobs_of
 from turnwise.config.sections import full_config
 from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.ext.judge.judge import data_url
+from turnwise.ext.judge.tool_misuse import _size
 from turnwise.rollout.loops.loading import Loops
-from turnwise.scoring.judge.judge import data_url
-from turnwise.scoring.rules.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories.files import read_trajectories, write_trajectories
 from turnwise.training.runs.resume_config import compose_training, resume_command
@@ -408,7 +408,7 @@ def test_what_an_extension_says_leads_away_asks_wherever_it_is_named(tmp_path, m
         (tmp_path / "rows.jsonl").write_text(json.dumps(row | more) + "\n")
         config = Config(task=None)
         config.data.eval_files = [str(tmp_path / "rows.jsonl")]
-        assert needs_trust(config, tmp_path / "runs")
+        assert needs_trust(config, RunDir(tmp_path / "runs" / "a"))
 
 
 @pytest.mark.parametrize(

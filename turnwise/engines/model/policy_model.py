@@ -180,7 +180,7 @@ class PolicyModel(nn.Module, ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""
+        """config.json and safetensors as transformers and inference servers load them, an adapter merged."""
 
     def save_config(self, folder: Path) -> None:
         """config.json alone, for weights that another writes."""

@@ -1,13 +1,17 @@
 """The section `fsdp`: how long the ranks of a learner may be silent."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.knobs import duration, knob, was
+from turnwise.config.marks import may_change
 
 
 @dataclass
 class FsdpConfig:
     """A learner over several processes; `learner.processes` says how many (docs/ext/fsdp.md)."""
+
+    EVERY_KNOB: ClassVar = (may_change(),)
 
     hang_seconds: float = knob(1800.0, duration(), was("learner.hang_seconds"))
     """Seconds within which at least one process must make progress and each must give a sign of life. Else the learner

@@ -1,8 +1,10 @@
 """The section `ray`: how many of each kind of process a cluster runs, and what each reserves."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from turnwise.config.knobs import at_least, duration, knob, more_than, only, reaches, was
+from turnwise.config.marks import may_change
 
 RAY = ("cluster", "ray")
 
@@ -10,6 +12,8 @@ RAY = ("cluster", "ray")
 @dataclass
 class RayConfig:
     """Where samplers, learner, scorers and sandboxes run (docs/ext/ray.md)."""
+
+    EVERY_KNOB: ClassVar = (may_change(),)
 
     address: str | None = knob(None, only(*RAY), reaches("network"), was("cluster.address"))
     """HOST:PORT of a running Ray cluster, or `auto` for the one this machine belongs to; null starts one on this

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from turnwise.config import Config
-from turnwise.config.choices import ClusterName
+from turnwise.config import ONE_MACHINE, Config
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.ray_log import RayLog
@@ -359,4 +358,4 @@ def last_line(error: Exception) -> str:
 
 def alone(config: Config) -> Config:
     """The config as an actor reads it: what it opens is on its own node."""
-    return replace(config, cluster=ClusterName.none)
+    return replace(config, cluster=ONE_MACHINE)

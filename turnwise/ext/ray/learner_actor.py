@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import Config
-from turnwise.config.choices import ClusterName
 from turnwise.config.sections import section
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.learners.learner import Objective, TokenBatch, Who
@@ -130,7 +129,7 @@ class LearnerActor:
     def _open_ranks(self) -> "tuple[ShardedLearner, ActorRanks]":
         """A learner over ranks in actors of their own; this process computes nothing and holds no weight."""
         orders = self._orders
-        config, there = orders.config, replace(orders.config, cluster=ClusterName.ray)
+        config, there = orders.config, replace(orders.config, cluster="ray")
         devices = rank_devices(there, gpus_for_learner(there), samples=False)
         ranks = ActorRanks(orders.group, devices, orders.cluster, section(config, FsdpConfig).hang_seconds)
         return open_over_ranks(config, make_renderer(config), orders.parts, ranks, self._notes.append), ranks

@@ -126,7 +126,7 @@ class RayPlacement:
         there = ", ".join(f"{count} {name}" for name, count in services.items() if count)
         here = ", ".join(["the loop", *(name for name, count in services.items() if not count), "tools", "users"])
         return [
-            f"cluster      {self.config.cluster.value} {where}: {samplers}{learner}",
+            f"cluster      {self.config.cluster} {where}: {samplers}{learner}",
             f"             {there + ' there, ' if there else ''}here: {here}",
         ]
 

@@ -9,13 +9,11 @@ from turnwise.errors import ConfigError, EngineLost
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath, joined
 from turnwise.ext.ray.workers import Workers, shared
-from turnwise.scoring.event_loop_resources import loop_resources
+from turnwise.scoring.client_options import check_processes
+from turnwise.scoring.event_loop_resources import take_counts
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
-from turnwise.scoring.judge.budget import refuse_budget
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.stats import metrics_of
 from turnwise.scoring.runners.wire import score_to_wire
-from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, builtin_scorers
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.worker_replies import read_answer
 from turnwise.storage.trajectories.rows import from_row, to_row
@@ -45,34 +43,25 @@ class ScorerActor:
         await self._runner.start()
 
     async def score(self, key: str, trajectory: bytes) -> tuple[bytes, list[Metric]]:
-        """A scorer's name and options, and a row of JSON in; the answer and what judges did meanwhile out."""
+        """A scorer's name and options, and a row of JSON in; the answer and what scorers counted meanwhile out."""
         scorer = self._scorers.get(key)
         if scorer is None:
             scorer = self._scorers[key] = self._runner.scorer(ScorerSpec(*json.loads(key)))
         answer = await score_to_wire(scorer, from_row(json.loads(trajectory)))
-        return json.dumps(answer).encode(), judged()
-
-
-def judged() -> list[Metric]:
-    """What the judges of this process did since this was last called."""
-    stats = [judge.stats for judge in loop_resources(LlmJudge)]
-    metrics = metrics_of(stats)
-    for counters in stats:
-        counters.reset()
-    return metrics
+        return json.dumps(answer).encode(), take_counts()
 
 
 class ClusterStats(ScoringStats):
-    """What the runner went through, and what judges on other nodes did."""
+    """What the runner went through, and what scorers on other nodes counted, such as a judge's requests."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.judged: list[Metric] = []
+        self.counts: list[Metric] = []
 
     def take(self) -> dict[str, float]:
         """The metrics since they were last taken."""
-        judged, self.judged = self.judged, []
-        return super().take() | reduce(judged)
+        counts, self.counts = self.counts, []
+        return super().take() | reduce(counts)
 
 
 class ClusterRunner:
@@ -88,8 +77,7 @@ class ClusterRunner:
     def scorer(self, spec: ScorerSpec) -> Scorer:
         """Names and options are checked here, nothing is started."""
         spec.make()
-        if spec.name in builtin_scorers():
-            refuse_budget(spec.options, "cluster=ray")
+        check_processes(spec, "cluster=ray")
         try:
             key = _key(spec.name, spec.options)
         except (TypeError, ValueError) as error:
@@ -127,12 +115,12 @@ class ClusterRunner:
         try:
             with self.stats.timed():
                 async with self._workers.working(worker) as actor:
-                    answer, judged_there = await actor.score.remote(key, row)
+                    answer, counts = await actor.score.remote(key, row)
         except EngineLost as error:
             failed = AttemptFailed(str(error))
             failed.at_once = True
             raise failed from error
-        self._counted.judged += judged_there
+        self._counted.counts += counts
         return read_answer(answer).score()
 
 

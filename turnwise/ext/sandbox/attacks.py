@@ -5,7 +5,7 @@ The names in capitals are set beforehand: the bait, the host's pid, the limits.
 
 from dataclasses import dataclass
 
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 
 
 @dataclass(frozen=True, slots=True)

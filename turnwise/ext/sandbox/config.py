@@ -1,10 +1,12 @@
 """The section `sandbox`: where the code that a model writes is run."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.config.knobs import at_least, duration, knob, only, reaches, url
+from turnwise.config.marks import key_in
 from turnwise.errors import ConfigError
+from turnwise.ext.sandbox.level import SandboxLevel
 
 LOCAL = ("sandbox.url", "null")
 PRELOADED = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
@@ -18,6 +20,8 @@ def is_none(level: SandboxLevel) -> bool:
 @dataclass
 class SandboxConfig:
     """Where the code that a model writes is run."""
+
+    EVERY_KNOB: ClassVar = (key_in("TURNWISE_SANDBOX_TOKEN"),)
 
     level: SandboxLevel = knob(SandboxLevel.auto, only(*LOCAL), reaches("sandbox", is_none))
     """Exactly this isolation, or the highest that can be proven. Set it to get the same one on every machine."""

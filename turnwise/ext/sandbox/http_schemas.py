@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.results import Base64, Finite, InputImage, Name, Result, Text, encodable
 from turnwise.ext.sandbox.session import MAX_IMAGES_IN
 

@@ -12,11 +12,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Self
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, resources, scratch, wire
 from turnwise.ext.sandbox.config import PRELOADED
 from turnwise.ext.sandbox.gvisor import GvisorZygote
 from turnwise.ext.sandbox.inside import isolate
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.replies import caps_of
 from turnwise.ext.sandbox.results import InputImage

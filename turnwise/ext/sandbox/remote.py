@@ -10,7 +10,6 @@ from typing import Self, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError
 from turnwise.ext.sandbox.http_schemas import (
     CallRequest,
@@ -24,6 +23,7 @@ from turnwise.ext.sandbox.http_schemas import (
     RunStatus,
 )
 from turnwise.ext.sandbox.inside.capture import cut
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.replies import caps_of
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Result, clean, encodable

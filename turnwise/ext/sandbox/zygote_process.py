@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from turnwise.errors import SandboxLost as SandboxLost
-from turnwise.errors import TurnwiseError
+from turnwise.errors import MachineryLost, TurnwiseError
 from turnwise.ext.sandbox import wire
 from turnwise.ext.sandbox.session_process import Child
 
@@ -31,6 +30,10 @@ ENDED_FIRST = 1000
 """The kernel's oom_score_adj of what it ends before all else."""
 _START = "import sys; root = sys.argv[2]; sys.path.append(root); from turnwise.ext.sandbox.inside.zygote import main; "
 _START += "sys.path.remove(root); main(int(sys.argv[1]))"
+
+
+class SandboxLost(MachineryLost):
+    """The machinery that runs code failed, not the code: the call says nothing about it and may be tried again."""
 
 
 class SandboxUnavailable(TurnwiseError):

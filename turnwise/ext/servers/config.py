@@ -1,16 +1,31 @@
 """The section `servers`: inference servers that a run attaches to or starts, and what vLLM and SGLang are told."""
 
+import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
-from turnwise.config.choices import WeightTransfer
 from turnwise.config.knobs import at_least, knob, only_engines, reaches, was
+from turnwise.config.marks import key_in, may_change
+
+
+class WeightTransfer(enum.Enum):
+    """How all weights get into a vLLM server."""
+
+    files = "files"
+    """Files in shared memory, or in the runs' folder for servers on other machines."""
+    nccl = "nccl"
+    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/ext/vllm.md)."""
 
 
 @dataclass
 class ServersConfig:
     """Inference servers of vLLM and SGLang (docs/ext/servers.md)."""
 
-    addresses: list[str] = knob([], only_engines(), reaches("network"), was("engine.servers"))
+    EVERY_KNOB: ClassVar = (may_change(),)
+
+    addresses: list[str] = knob(
+        [], key_in("TURNWISE_ENGINE_KEY"), only_engines(), reaches("network"), was("engine.servers")
+    )
     """Addresses of servers to attach to, such as [http://node1:8000, http://node2:8000]; empty starts them here. Set it
     when they run on other machines or outlive a run (docs/ext/servers.md says how to start them)."""
     replicas: int = knob(1, at_least(1, 4096), only_engines(), was("engine.replicas"))

@@ -15,8 +15,7 @@ import httpx
 
 from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
-from turnwise.config import Config, EngineConfig
-from turnwise.config.choices import ClusterName
+from turnwise.config import ONE_MACHINE, Config, EngineConfig
 from turnwise.config.sections import section
 from turnwise.engines.devices import Gpu, VisibleGpus, choose, rank_devices, reservations, visible_gpus
 from turnwise.engines.model.huggingface_folder import read_raw_config
@@ -112,7 +111,7 @@ class GuestOpener(Opener):
 
     async def check(self, config: Config) -> str | None:
         """Servers that answer, or the package in its interpreter; on a cluster the samplers look for themselves."""
-        if config.cluster is not ClusterName.none:
+        if config.cluster != ONE_MACHINE:
             return None
         self.check_settings(config)
         python = self.python(config)
@@ -201,7 +200,7 @@ class GuestOpener(Opener):
         server that leaves room for it (engine.memory_fraction): with one GPU there is no other way.
         """
         engine, servers, count = config.engine, section(config, ServersConfig), config.learner.processes
-        if servers.addresses or config.cluster is not ClusterName.none:
+        if servers.addresses or config.cluster != ONE_MACHINE:
             return None
         machine = visible_gpus() if machine is None else machine
         gpus, server_gpus = len(machine.gpus), servers.replicas * self.gpus_each(config)
@@ -272,7 +271,7 @@ class ServersOpener(GuestOpener):
 
     async def check(self, config: Config) -> str | None:
         """Those that run must answer, with this model and all that is asked of them."""
-        if not self.keeps_weights(config) or config.cluster is not ClusterName.none:
+        if not self.keeps_weights(config) or config.cluster != ONE_MACHINE:
             return await super().check(config)
         self.check_settings(config)
         addresses = section(config, ServersConfig).addresses

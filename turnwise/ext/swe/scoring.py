@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.errors.nearest_name import unknown
 from turnwise.ext.sandbox.config import SandboxConfig
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.shell.pool import ShellPool
 from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.ext.swe.remote import SID, SweClient, open_shells

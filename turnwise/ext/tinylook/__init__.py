@@ -18,7 +18,7 @@ def measures(trajectory: Trajectory) -> dict[str, float]:
     """`looks`: tool calls. `evidence`: whether some turn before the answer showed a target (a grade of 0.75 at least);
     `faithful`: the same of right answers only, so that its mean is P(evidence | correct). `needless`, where the view is
     enough: whether a tool was called all the same."""
-    from turnwise.scoring.turn_scores import EVIDENCE, box_grades  # here, since it imports httpx
+    from turnwise.ext.judge.turn_scores import EVIDENCE, box_grades  # here, since it imports httpx
 
     metrics = {"looks": float(len(trajectory.calls))}
     if trajectory.sample.data_source.rpartition("/")[2] == Puzzle.NONE:

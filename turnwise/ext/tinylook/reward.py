@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from turnwise.ext.judge.tapo import tapo
 from turnwise.ext.tinylook.language import Puzzle
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.rules.tapo import tapo
 from turnwise.scoring.scorer import Score
 from turnwise.types import Trajectory
 

@@ -10,9 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from turnwise.config import Config
-from turnwise.config.environment import KEY, MODE, value
+from turnwise.config.environment import value
 from turnwise.config.sections import section
 from turnwise.ext.trackers.config import TrackersConfig
+from turnwise.ext.trackers.environment import KEY, MODE
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.tracker import Point, foreign

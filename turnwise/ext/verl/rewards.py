@@ -29,6 +29,7 @@ from turnwise.scoring.scorer import (
     parameters_of,
     sum_of_parts,
 )
+from turnwise.scoring.service import ReadTruth
 from turnwise.system.plugins import load
 from turnwise.types import Ledger, Origin, Remark, Sample, Trajectory
 
@@ -144,6 +145,11 @@ def as_result(result: Any, name: str) -> Any:
 
 
 # --- scorers of its own -------------------------------------------------------------------------------------------
+
+
+def truth_reader(_options: Mapping[str, Any]) -> ReadTruth:
+    """A truth is needed whatever the options are."""
+    return some_truth
 
 
 def some_truth(sample: Sample) -> object:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
-from turnwise.config import Config
-from turnwise.config.choices import ClusterName, WeightTransfer
+from turnwise.config import ONE_MACHINE, Config
 from turnwise.config.sections import section
 from turnwise.engines.devices import choose, visible_gpus
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opener import Say
 from turnwise.engines.weight_updates import FullWeights, Update
 from turnwise.errors import ConfigError
-from turnwise.ext.servers.config import ServersConfig
+from turnwise.ext.servers.config import ServersConfig, WeightTransfer
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.opener import API_KEY_ENV, GuestOpener, ReplicaSetup, ServersOpener
 from turnwise.ext.servers.process import ServerProcess
@@ -119,7 +118,7 @@ class VllmServers(ServersOpener):
         if not _by_nccl(config):
             return
         why, devices = "", self.devices(config)
-        if config.cluster is not ClusterName.none:
+        if config.cluster != ONE_MACHINE:
             why = "samplers of a cluster take weights of its object store"
         elif config.learner.lora_rank:
             why = "an adapter is small and goes as a file"

@@ -1,9 +1,9 @@
 """Files of tools: YAML with a list `tools`, each entry with its options.
 
 An entry is one of: a class (`class_name`, `config`, `tool_schema`), a function (`function`, optionally the OpenAI
-`schema`), a built-in tool (`name`), or a kind that an extension brings, such as an MCP server (`mcp`).
+`schema`), a built-in tool (`name`), or a kind that an extension brings.
 
-A source whose tools are known only once it is asked, such as an MCP server, is asked here, while a run is prepared: the
+A source whose tools are known only once it is asked, such as a server, is asked here, while a run is prepared: the
 prompts need the schemas. Preparing is synchronous and may itself be called from an event loop, so such a source runs
 its client in a thread with a loop of its own, takes the list and disconnects. The tools it returns name what they need
 while the run goes on as `service` (`Service.start` and `stop`); tools of one server name the same object, which the

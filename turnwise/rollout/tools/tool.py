@@ -85,7 +85,7 @@ class NeedsOfRows(Protocol):
     """A tool that only some rows can be played with."""
 
     def needs(self, sample: Sample) -> str | None:
-        """What the sample lacks, such as "a repository; extra_info.swe names none"; None when it can be played."""
+        """What the sample lacks, such as "a repository: no column names one"; None when it can be played."""
         ...
 
 

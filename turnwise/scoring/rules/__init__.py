@@ -1,1 +1,1 @@
-"""Rewards by rule: numbers, mathematics, texts, formats, and the parts of TAPO."""
+"""Rewards by rule: numbers, mathematics, texts, and formats."""

@@ -12,10 +12,10 @@ from typing import Any
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.scoring.client_options import check_processes
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
-from turnwise.scoring.judge.budget import refuse_budget
 from turnwise.scoring.runners.worker import FRAME
-from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec, builtin_scorers
+from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec
 from turnwise.scoring.worker_replies import Answer, read_answer
 from turnwise.storage.trajectories.rows import to_row
 from turnwise.system import children
@@ -52,8 +52,7 @@ class PoolRunner:
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         spec.make()
-        if spec.name in builtin_scorers():
-            refuse_budget(spec.options, "scoring.run=pool")
+        check_processes(spec, "scoring.run=pool")
         values = {"name": spec.name, "options": spec.options}
         try:
             head = json.dumps(values)

@@ -1,1 +1,1 @@
-"""Where else a run's numbers go: a terminal, TensorBoard, Weights & Biases, MLflow. metrics.jsonl stays the truth."""
+"""Where else a run's numbers go: a terminal, or a service. metrics.jsonl stays the truth."""

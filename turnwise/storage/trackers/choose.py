@@ -12,7 +12,7 @@ from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.errors import one_line
-from turnwise.extensions import named
+from turnwise.extensions import rows
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.tracker import Point, Tracker
@@ -229,5 +229,5 @@ def open_trackers(
 
 
 def _extension_tracker(name: str, config: Config) -> Tracker:
-    tracker: Tracker = load(named("trackers", [CONSOLE])[name], "tracker")(config)
+    tracker: Tracker = load(rows("trackers", [CONSOLE])[name].place, "tracker")(config)
     return tracker

@@ -45,7 +45,7 @@ class Tracker(Protocol):
 def foreign(tracker: str, *names: str) -> ModuleType:
     """Import the modules of a tracker's library and return the first; ConfigError says what to install.
 
-    A mere folder of that name in the current folder (`./wandb` is left behind by wandb itself) is not the library.
+    A mere folder of that name in the current folder (some leave one behind themselves) is not the library.
     """
     try:
         modules = [importlib.import_module(name) for name in names]

@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config.choices import Decay, Resume
 from turnwise.config.compose import Composed
+from turnwise.config.sections import knob_for
 from turnwise.data.task_config import compose, differences
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK
@@ -18,15 +19,8 @@ from turnwise.storage.status import read_status
 from turnwise.training.runs.python_arguments import resume_call
 from turnwise.training.runs.trust import FLAG, check_run, check_trust, needs_trust
 
-MAY_CHANGE = (
-    "run", "runs_dir", "resume", "board.", "tracking.", "trackers.", "engine.", "servers.", "cluster", "ray.",
-    "eval.samples", "eval.group_size", "sft.",
-    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.ship", "training.target",
-    "training.max_minutes", "training.max_tokens", "learner.processes", "fsdp.",
-)  # fmt: skip
-"""Keys that a resumed run may change; all others would make it another run."""
 NEVER_CHANGES = {"train": (), "sft": ("sft.",)}
-"""Of these, what is another run's for one command: the learning rate of a fine-tuning falls until sft.steps."""
+"""Of what may change, what is another run's for one command: a fine-tuning's learning rate falls until sft.steps."""
 _WHERE = ("run", "runs_dir", "resume")
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
@@ -95,18 +89,17 @@ def changed_settings(directory: RunDir, config: Config) -> dict[str, tuple[Any, 
 def refuse_changes(directory: RunDir, config: Config, command: str) -> None:
     """ConfigError for a config with which the run would be another one."""
     changes = changed_settings(directory, config)
-    sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
     fixed = NEVER_CHANGES[command]
-    changed = {
-        key: pair
-        for key, pair in changes.items()
-        if key.startswith(fixed) or (key not in MAY_CHANGE and not key.startswith(sections))
-    }
+    changed = {key: pair for key, pair in changes.items() if key.startswith(fixed) or not _may_change(key)}
     if command == "train" and "training.steps" in changes and config.learner.decay is not Decay.constant:
         changed["training.steps"] = changes["training.steps"]
     if changed:
         listed = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
         raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {listed}")
+
+
+def _may_change(key: str) -> bool:
+    return (knob := knob_for(key)) is not None and "may_change" in knob.marks
 
 
 def _asks_to_resume(config: Config) -> bool:

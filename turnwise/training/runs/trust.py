@@ -21,8 +21,8 @@ from turnwise.data.samples import to_sample
 from turnwise.engines.model.hub import is_hub_id
 from turnwise.errors import ConfigError, DataError
 from turnwise.extensions import named, reaching
-from turnwise.scoring.client_options import declared_options
-from turnwise.scoring.scorer import ASK_A_JUDGE, builtin_scorers
+from turnwise.scoring.client_options import contacts_others, declared_options
+from turnwise.scoring.scorer import builtin_scorers
 from turnwise.storage.configs import read_config
 from turnwise.storage.images.copies import is_kept
 from turnwise.storage.own_runs import is_own
@@ -177,7 +177,7 @@ def _plugin_of(sample: Sample) -> str | None:
 
 def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
     for source, name in scoring.scorers.items():
-        if name not in builtin_scorers() or name in ASK_A_JUDGE or name in reaching():
+        if name not in builtin_scorers() or name in reaching() or contacts_others(name):
             yield f"scoring.scorers.{source}", name
     ours = all(
         name in builtin_scorers() for name in scoring.scorers.values()

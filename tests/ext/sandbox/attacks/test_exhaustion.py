@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import pool as pools
 from turnwise.ext.sandbox import resources, zygote_process
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import MIB
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
@@ -103,7 +103,7 @@ FEW = """
 import asyncio, resource, sys
 sys.path.insert(0, {root!r})
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.zygote_process import SandboxLost, SandboxUnavailable
 async def main():

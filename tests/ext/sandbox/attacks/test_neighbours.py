@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage
 from turnwise.ext.sandbox.zygote_process import SandboxLost
 
@@ -93,7 +93,7 @@ def test_random_numbers(arena):
 HOST = """
 import asyncio, os, sys
 sys.path.insert(0, {root!r})
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 async def main():
     async with SandboxPool(PoolSettings(level=SandboxLevel.{level}, preload=(), warm=3)) as pool:
@@ -189,7 +189,7 @@ def test_nothing_leaks_when_calls_are_ended_again_and_again(arena):
 WITHOUT = """
 import asyncio, ctypes, os, sys
 sys.path.insert(0, {root!r})
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.inside import seccomp, syscalls
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.zygote_process import SandboxUnavailable
@@ -267,7 +267,7 @@ if os.geteuid() == 0:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1, "")
 os.environ["HOME"] = "/tmp"
 import signal, tempfile
-from turnwise.config.choices import SandboxLevel
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 def handler(*_): print("SIGNALLED"); os._exit(1)

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.errors.nearest_name import unknown
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.http_schemas import RunCodeRequest, RunStatus
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.opening import SessionPool, open_pool, pool_settings
 from turnwise.ext.sandbox.results import ExecutionStatus, Result

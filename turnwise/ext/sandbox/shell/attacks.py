@@ -3,8 +3,8 @@
 import json
 import textwrap
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox.attacks import ATTACKS, Attack
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.probe import AttackResult, bait_out
 from turnwise.ext.sandbox.shell.session import ENVIRONMENT, PLACES, ShellSession

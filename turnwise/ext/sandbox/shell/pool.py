@@ -10,10 +10,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from turnwise.config.choices import SandboxLevel
 from turnwise.ext.sandbox import probe, wire
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.inside import isolate
+from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import MIB, Limits
 from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.shell.attacks import attack_shell

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.config.environment import judge_addresses
 from turnwise.errors import ConfigError
 from turnwise.errors.address_passwords import has_userinfo
 from turnwise.errors.nearest_name import unknown
+from turnwise.ext.judge.environment import judge_addresses
 
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240

@@ -17,9 +17,9 @@ from PIL import Image as Pillow
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
+from turnwise.ext.judge.tapo import is_well_formed
+from turnwise.ext.judge.verdict import Verdict
 from turnwise.scoring.event_loop_resources import close_loop_resources
-from turnwise.scoring.judge.verdict import Verdict
-from turnwise.scoring.rules.tapo import is_well_formed
 from turnwise.scoring.scorer import Score, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.system.plugins import load

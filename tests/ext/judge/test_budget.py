@@ -10,10 +10,10 @@ from judge_servers import GOOD, real_server, says, settings, unreliable
 from turnwise.config import ScoringConfig
 from turnwise.config.choices import ScoringRun
 from turnwise.errors import ConfigError, ScoringFailed, TurnwiseError
-from turnwise.scoring.event_loop_resources import close_loop_resources
-from turnwise.scoring.judge.endpoint_check import probe_all
-from turnwise.scoring.judge.judge import LlmJudge, take_metrics
-from turnwise.scoring.judge.prompts import Inquiry, equivalence
+from turnwise.ext.judge.endpoint_check import probe_all
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import Inquiry, equivalence
+from turnwise.scoring.event_loop_resources import close_loop_resources, take_metrics
 from turnwise.scoring.service import Scoring
 
 

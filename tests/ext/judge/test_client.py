@@ -8,9 +8,9 @@ import pytest
 from judge_servers import DROP, EMPTY, GARBAGE, GOOD, HANG, answer, real_server, says, settings, unreliable
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.judge.client import Breaker, JudgeClient
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.prompts import equivalence
+from turnwise.ext.judge.client import Breaker, JudgeClient
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import equivalence
 
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import DataError
-from turnwise.scoring.judge.verdict import BINARY, QUARTERS, VerdictScale
+from turnwise.ext.judge.verdict import BINARY, QUARTERS, VerdictScale
 from turnwise.types import Image, Role, Sample
 
 QUESTION, REFERENCE, ANSWER = "QUESTION", "REFERENCE ANSWER", "STUDENT ANSWER"

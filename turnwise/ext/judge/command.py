@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+GROUP = "services"
 HELP = "probe the judge's endpoints: reachable, model, latency, known verdicts, determinism"
 
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from turnwise.data.task_config import compose
-    from turnwise.scoring.judge.endpoint_check import probe_all, settings_in
+    from turnwise.ext.judge.endpoint_check import probe_all, settings_in
     from turnwise.scoring.scorer import ScorerSpec
 
     options = compose(args.overrides, args.config).config.scoring.options.get(args.scorer) or {}

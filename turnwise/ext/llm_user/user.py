@@ -11,13 +11,13 @@ from pydantic import Field
 from turnwise.chat.calls.reasoning import split_thoughts
 from turnwise.engines.samplers.endpoint import ChatEndpoint, check_url
 from turnwise.errors import ConfigError, EngineError, EpisodeError, ScoringFailed
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import full_trace
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.verdict import BINARY
 from turnwise.rollout.plugin_options import read_settings
 from turnwise.rollout.users.user import Reply, UserContext, UserSession, UserTurn
 from turnwise.scoring.event_loop_resources import loop_resource
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.prompts import full_trace
-from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.judge.verdict import BINARY
 from turnwise.types import FinishReason, Message, Role
 
 WHO = "interaction 'llm_user'"
@@ -197,6 +197,3 @@ def _fact(key: str, value: Any) -> Any:
 
 def _facts(knows: Any) -> str:
     return "; ".join(f"{key}: {value}" for key, value in knows.items()) if isinstance(knows, Mapping) else str(knows)
-
-
-llm_user = LlmUser

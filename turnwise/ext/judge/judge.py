@@ -9,19 +9,20 @@ import json
 import math
 import sqlite3
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed, StorageError
-from turnwise.scoring.event_loop_resources import loop_resource, loop_resources
-from turnwise.scoring.judge.client import JudgeClient
-from turnwise.scoring.judge.prompts import ChatMessage, Inquiry, again, evidence_only
-from turnwise.scoring.judge.settings import REASON_TOKENS, JudgeSettings
-from turnwise.scoring.judge.stats import JudgeStats, metrics_of
-from turnwise.scoring.judge.verdict import QUARTERS, Verdict, VerdictScale, majority
+from turnwise.ext.judge.client import JudgeClient
+from turnwise.ext.judge.prompts import ChatMessage, Inquiry, again, evidence_only
+from turnwise.ext.judge.settings import REASON_TOKENS, JudgeSettings
+from turnwise.ext.judge.stats import JudgeStats, metrics_of
+from turnwise.ext.judge.verdict import QUARTERS, Verdict, VerdictScale, majority
+from turnwise.scoring.event_loop_resources import Counting, loop_resource
 from turnwise.system.image_bytes import FORMATS
 from turnwise.system.image_sources import read_source
-from turnwise.system.metrics import reduce
+from turnwise.system.metrics import Metric
 from turnwise.types import Image
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ReplyCache:
         return StorageError(f"cannot {verb} the judge's cache {self.path}: {error}")
 
 
-class LlmJudge:
+class LlmJudge(Counting):
     """Belongs to the event loop it is used in; nothing is opened before the first question."""
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -108,6 +109,19 @@ class LlmJudge:
     def shared(cls, settings: JudgeSettings) -> "LlmJudge":
         """The one judge with these settings in the running event loop; `close_loop_resources` closes it."""
         return loop_resource(cls, settings.key, lambda: cls(settings))
+
+    @classmethod
+    def take_counts(cls, resources: Sequence[Self]) -> list[Metric]:
+        """What these judges did since this was last called: `judge/requests` and so on."""
+        metrics = metrics_of(judge.stats for judge in resources)
+        for judge in resources:
+            judge.stats.reset()
+        return metrics
+
+    @classmethod
+    def levels(cls, resources: Sequence[Self]) -> list[Metric]:
+        """What is left of their budgets."""
+        return [metric for judge in resources for metric in judge.client.budget.metrics()]
 
     async def decide(self, inquiry: Inquiry) -> Verdict:
         """The verdict of all votes; ScoringFailed when one cannot be had."""
@@ -223,16 +237,6 @@ class LlmJudge:
         if self._cache is None and self.settings.cache is not None:
             self._cache = ReplyCache(Path(self.settings.cache))
         return self._cache
-
-
-def take_metrics() -> dict[str, float]:
-    """What the judges of the running event loop did since this was last called: `judge/requests` and so on."""
-    judges = loop_resources(LlmJudge)
-    left = [metric for judge in judges for metric in judge.client.budget.metrics()]
-    metrics = reduce([*metrics_of(judge.stats for judge in judges), *left])
-    for judge in judges:
-        judge.stats.reset()
-    return metrics
 
 
 MAX_SOURCE_PIXELS = 100_000_000

@@ -6,10 +6,12 @@ from typing import Any, TypeVar
 
 from turnwise.errors import ConfigError
 from turnwise.errors.nearest_name import unknown
+from turnwise.ext.judge.budget import refuse_budget
+from turnwise.ext.judge.tool_misuse import EXECUTED, Penalties, misuse_by_turn
+from turnwise.ext.judge.turn_scores import LLM, View, turn_scorer
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.rules.tool_misuse import EXECUTED, Penalties, misuse_by_turn
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
-from turnwise.scoring.turn_scores import LLM, View, turn_scorer
+from turnwise.scoring.service import ReadTruth, truth_reader
 from turnwise.types import CallStatus, Remark, Trajectory, Turn
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -30,8 +32,9 @@ class Need(enum.Enum):
 
 
 @client_options(
-    "acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "tool_misuse", "max_crop", "show_images"
-)
+    "acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "tool_misuse", "max_crop", "show_images",
+    contacts=True, one_process=refuse_budget,
+)  # fmt: skip
 async def tapo(
     trajectory: Trajectory,
     *,
@@ -84,6 +87,11 @@ async def tapo(
     remarks.sort(key=lambda remark: remark.turn or 0)
     by_turn = {index: {"tool": scores[index]} for index in sorted(scores)}
     return Score(reward, parts, by_turn, (*base.remarks, *remarks))
+
+
+def compared_truths(options: Mapping[str, Any]) -> ReadTruth | None:
+    """What reads the ground truth of the scorer that says whether an answer is right."""
+    return truth_reader(ScorerSpec(options.get("accuracy", "exact_match"), options.get("accuracy_options") or {}))
 
 
 def check_weights(acc_weight: float, tool_weight: float) -> None:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import httpx
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.judge.budget import Budget
-from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.judge.stats import JudgeStats
+from turnwise.ext.judge.budget import Budget
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.stats import JudgeStats
 from turnwise.system.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 
 

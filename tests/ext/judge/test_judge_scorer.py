@@ -14,9 +14,8 @@ from judge_servers import GOOD, says, unreliable
 
 from turnwise.data.task_config import configure
 from turnwise.errors import ConfigError, DataError, ScoringFailed
-from turnwise.scoring.event_loop_resources import close_loop_resources
-from turnwise.scoring.judge.judge import take_metrics
-from turnwise.scoring.judge.scorer import answer_of
+from turnwise.ext.judge.scorer import answer_of
+from turnwise.scoring.event_loop_resources import close_loop_resources, take_metrics
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.types import FinishReason, Message, Remark, Role, Sample, StopReason, Trajectory, Turn

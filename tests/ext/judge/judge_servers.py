@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from rule_judge import ChatRequest, completion, make_app
 
-from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.ext.judge.settings import JudgeSettings
 
 GOOD, DROP, HANG, GARBAGE, EMPTY = "good", "drop", "hang", "garbage", "empty"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.prompts import Inquiry, equivalence, evidence_only
-from turnwise.scoring.judge.settings import BUDGETS, JudgeSettings
-from turnwise.scoring.judge.stats import quantile
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import Inquiry, equivalence, evidence_only
+from turnwise.ext.judge.settings import BUDGETS, JudgeSettings
+from turnwise.ext.judge.stats import quantile
 
 _CAPITAL = "What is the capital of France?"
 KNOWN: tuple[tuple[str, Inquiry, float], ...] = (

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.verdict import BINARY, QUARTERS, Verdict, VerdictScale, majority
+from turnwise.ext.judge.verdict import BINARY, QUARTERS, Verdict, VerdictScale, majority
 
 THIRDS = VerdictScale((0.0, 1 / 3, 2 / 3, 1.0))
 

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.data.images.files import ImageForm, encoded
 from turnwise.errors import DataError, ScoringFailed
-from turnwise.scoring.judge.judge import data_url, fitting
+from turnwise.ext.judge.judge import data_url, fitting
 from turnwise.types import Image
 
 pillow = pytest.importorskip("PIL.Image")

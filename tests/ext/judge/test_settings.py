@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.settings import DEFAULT_URL, JudgeSettings
+from turnwise.ext.judge.settings import DEFAULT_URL, JudgeSettings
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 from judge_servers import DROP, GARBAGE, GOOD, answer, says, settings, unreliable
 
 from turnwise.errors import ScoringFailed, StorageError
-from turnwise.scoring.event_loop_resources import close_loop_resources, loop_resources
-from turnwise.scoring.judge.judge import FILE, LlmJudge, ReplyCache, cache_key, take_metrics
-from turnwise.scoring.judge.prompts import equivalence, evidence_only
-from turnwise.scoring.judge.verdict import Verdict
+from turnwise.ext.judge.judge import FILE, LlmJudge, ReplyCache, cache_key
+from turnwise.ext.judge.prompts import equivalence, evidence_only
+from turnwise.ext.judge.verdict import Verdict
+from turnwise.scoring.event_loop_resources import close_loop_resources, take_metrics
 
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
 
@@ -148,7 +148,7 @@ def test_a_key_is_made_of_everything_asked() -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from turnwise.scoring.judge.judge import ReplyCache
+from turnwise.ext.judge.judge import ReplyCache
 cache = ReplyCache(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -264,7 +264,7 @@ def test_a_judge_is_shared_in_a_loop_measured_and_closed() -> None:
             metrics = take_metrics()
             assert take_metrics() == {}
             await close_loop_resources()
-            assert loop_resources(LlmJudge) == []
+            assert LlmJudge.shared(settings(server.url)) is not judge
             return metrics
 
     metrics = asyncio.run(main())

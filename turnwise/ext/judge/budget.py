@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, TurnwiseError
-from turnwise.scoring.judge.settings import BUDGETS, JudgeSettings, WhenSpent
-from turnwise.scoring.judge.stats import JudgeStats
+from turnwise.ext.judge.settings import BUDGETS, JudgeSettings, WhenSpent
+from turnwise.ext.judge.stats import JudgeStats
 from turnwise.system.metrics import Metric, Reduction
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from judge_servers import GOOD, real_server, says, settings, unreliable
 
-from turnwise.commands import judge as command
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.endpoint_check import probe_all, settings_in
+from turnwise.ext.judge import command
+from turnwise.ext.judge.endpoint_check import probe_all, settings_in
 
 
 def test_a_good_endpoint_passes_everything() -> None:

@@ -7,8 +7,8 @@ import pytest
 from judge_servers import real_server
 from rule_judge import MODEL, ChatRequest, NotOurs, means_the_same, reply_to
 
-from turnwise.scoring.judge.prompts import Inquiry, again, equivalence, evidence_only, full_trace, graded
-from turnwise.scoring.judge.verdict import VerdictScale
+from turnwise.ext.judge.prompts import Inquiry, again, equivalence, evidence_only, full_trace, graded
+from turnwise.ext.judge.verdict import VerdictScale
 
 
 def asked(inquiry: Inquiry) -> str:

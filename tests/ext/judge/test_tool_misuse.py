@@ -9,7 +9,7 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.rules.tool_misuse import Penalties, ToolMisuse, misuse_by_turn
+from turnwise.ext.judge.tool_misuse import Penalties, ToolMisuse, misuse_by_turn
 from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.types import (
     CallRecord,

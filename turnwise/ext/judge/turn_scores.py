@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.errors.nearest_name import unknown
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import full_trace, images_of, question_of
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.tool_misuse import Box, images_in, read_box
+from turnwise.ext.judge.verdict import Verdict
 from turnwise.scoring.event_loop_resources import loop_resource
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.prompts import full_trace, images_of, question_of
-from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.judge.verdict import Verdict
-from turnwise.scoring.rules.tool_misuse import Box, images_in, read_box
 from turnwise.system.concurrency import each
 from turnwise.system.plugins import load
 from turnwise.types import Image, Role, Sample, Trajectory, Turn

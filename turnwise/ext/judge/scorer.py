@@ -4,22 +4,23 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.ext.judge.budget import refuse_budget
+from turnwise.ext.judge.judge import LlmJudge
+from turnwise.ext.judge.prompts import Inquiry, equivalence, graded, images_of, question_of
+from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.verdict import QUARTERS, VerdictScale
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.judge.judge import LlmJudge
-from turnwise.scoring.judge.prompts import Inquiry, equivalence, graded, images_of, question_of
-from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.scoring.judge.verdict import QUARTERS, VerdictScale
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.types import Remark, Sample, Trajectory
 
 ACCURACY = "acc"
 
 
-@client_options("tag", "max_chars", "rubric", "grid", "show_images")
+@client_options("tag", "max_chars", "rubric", "grid", "show_images", contacts=True, one_process=refuse_budget)
 async def judge(
     trajectory: Trajectory,
     *,
@@ -96,6 +97,11 @@ def _inquiry(
     reference = None if sample.ground_truth is None else reference_of(sample)
     values = QUARTERS if grid is None else VerdictScale(tuple(float(value) for value in grid))
     return graded(question, answer, rubric, reference=reference, images=images, grid=values)
+
+
+def truth_reader(options: Mapping[str, Any]) -> Callable[[Sample], str] | None:
+    """What reads the ground truth; with a rubric none is needed."""
+    return reference_of if options.get("rubric") is None else None
 
 
 def reference_of(sample: Sample) -> str:

@@ -1,0 +1,1 @@
+"""A simulated user whose words are a language model's, over an OpenAI-compatible endpoint."""

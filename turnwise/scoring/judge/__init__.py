@@ -1,1 +1,0 @@
-"""A language model as a judge, behind chat endpoints: settings, requests, cache, verdicts, prompts."""
