@@ -78,12 +78,13 @@ class Extension:
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
     demonstrations: Mapping[str, str] = field(default_factory=dict)
-    """By a key of its section: once it is set, what a fine-tuning learns from, (config, student, note) ->
-    Demonstrations."""
+    """By a key of its section: what a fine-tuning learns from once it is set, (config, student, note) -> Demonstrations."""
     held_out: Mapping[str, str] = field(default_factory=dict)
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
+    lessons: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, (config) -> a `training.sft.Lesson`, another objective than to imitate."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """By a column of rows that have no `prompt`: (columns) -> the same with one."""
     trackers: Mapping[str, Named] = field(default_factory=dict)
@@ -184,6 +185,14 @@ OURS = {
             ("messages", "conversations", "instruction"), "turnwise.ext.conversations.rows:with_prompt"
         ),
         section="turnwise.ext.conversations.config:ConversationsConfig",
+    ),
+    "dpo": Extension(
+        demonstrations={
+            "dpo.files": "turnwise.ext.dpo.pairs:of_files",
+            "dpo.recorded": "turnwise.ext.dpo.pairs:of_groups",
+        },
+        lessons=dict.fromkeys(("dpo.files", "dpo.recorded"), "turnwise.ext.dpo.lesson:Preferences"),
+        section="turnwise.ext.dpo.config:DpoConfig",
     ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
     "gym": Extension(loops={"gym_env": "turnwise.ext.gym.loop:gym_env"}),
