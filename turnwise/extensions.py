@@ -78,13 +78,13 @@ class Extension:
     """A name that ends with `*` is a family: its object makes a Task of what follows (`task=verifiers:ENV`)."""
     models: Mapping[str, str] = field(default_factory=dict)
     demonstrations: Mapping[str, str] = field(default_factory=dict)
-    """By a key of its section: what a fine-tuning learns from once it is set, (config, student, note) -> Demonstrations."""
+    """By a key of its section: once it is set, what is learned from, (config, student, note) -> Demonstrations."""
     held_out: Mapping[str, str] = field(default_factory=dict)
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
     lessons: Mapping[str, str] = field(default_factory=dict)
-    """By a key of its section: once it is set, (config) -> a `training.sft.Lesson`, another objective than to imitate."""
+    """By a key of its section: once it is set, (config) -> a `training.sft.Lesson`: what else than to imitate."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """By a column of rows that have no `prompt`: (columns) -> the same with one."""
     trackers: Mapping[str, Named] = field(default_factory=dict)
@@ -181,16 +181,11 @@ OURS = {
             "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
             "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",
         },
-        prompts=dict.fromkeys(
-            ("messages", "conversations", "instruction"), "turnwise.ext.conversations.rows:with_prompt"
-        ),
+        prompts=dict.fromkeys(("messages", "conversations", "instruction"), "turnwise.ext.conversations.rows:prompted"),
         section="turnwise.ext.conversations.config:ConversationsConfig",
     ),
     "dpo": Extension(
-        demonstrations={
-            "dpo.files": "turnwise.ext.dpo.pairs:of_files",
-            "dpo.recorded": "turnwise.ext.dpo.pairs:of_groups",
-        },
+        demonstrations={f"dpo.{key}": f"turnwise.ext.dpo.pairs:of_{key}" for key in ("files", "recorded")},
         lessons=dict.fromkeys(("dpo.files", "dpo.recorded"), "turnwise.ext.dpo.lesson:Preferences"),
         section="turnwise.ext.dpo.config:DpoConfig",
     ),

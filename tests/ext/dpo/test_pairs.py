@@ -13,7 +13,7 @@ from turnwise import Message, Sample, configure, evaluate
 from turnwise.config import Config
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import DataError
-from turnwise.ext.dpo.pairs import of_files, of_groups
+from turnwise.ext.dpo.pairs import of_files, of_recorded
 from turnwise.sft import fine_tune, preview
 from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.training.endpoint_episodes import Student
@@ -99,10 +99,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_best_and_the_worst_of_a_group_are_a_pair(played: Path, tmp_path: Path, student: Student) -> None:
     recorded = read_trajectories(played / "eval" / "step_000000.parquet")
-    pairs = of_groups(asked(tmp_path, f"dpo.recorded=[{played}]"), student, [].append)
+    pairs = of_recorded(asked(tmp_path, f"dpo.recorded=[{played}]"), student, [].append)
     assert [(entry.sample.id, entry.sibling, entry.reward) for entry in pairs.used] == [("a", 0, 1.0), ("a", 1, 0.0)]
     assert pairs.dropped == {"neither best nor worst of a group by reward": 4} and pairs.read == len(recorded) == 6
     best = next(entry for entry in recorded if entry.sample.id == "a" and entry.sibling == 2)
     assert pairs.used[0].segments[0].token_ids.tolist() == best.segments[0].token_ids.tolist()
     with pytest.raises(DataError, match="no pair in 2 groups of 6 episodes"):
-        of_groups(asked(tmp_path, f"dpo.recorded=[{played}]", "dpo.margin=1"), student, [].append)
+        of_recorded(asked(tmp_path, f"dpo.recorded=[{played}]", "dpo.margin=1"), student, [].append)

@@ -70,7 +70,7 @@ def _sides(row: Row) -> Iterator[dict[str, Any]]:
             yield {**rest, "prompt": row.values["prompt"], "completion": row.values[name]}
 
 
-def of_groups(config: Config, student: Student, note: Note) -> Demonstrations:
+def of_recorded(config: Config, student: Student, note: Note) -> Demonstrations:
     """The best and the worst episode of every group of `dpo.recorded`, where their rewards differ by more than
     `dpo.margin`."""
     settings = section(config, DpoConfig)
