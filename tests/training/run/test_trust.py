@@ -396,8 +396,11 @@ def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_f
 
 
 def test_what_an_extension_says_leads_away_asks_wherever_it_is_named(tmp_path, monkeypatch):
-    brought = extensions.Extension(reaches=("far",), scorers={"far": "far:score"}, engines={"far": extensions.OWN})
-    monkeypatch.setattr(extensions, "extensions", lambda: {**extensions.OURS, "far": brought})
+    brought = extensions.Extension(
+        reaches=("far",), scorers={"far": "far:score"}, engines={"far": extensions.PLUGIN_ENGINE}
+    )
+    table = {**extensions.extensions(), "far": brought}
+    monkeypatch.setattr(extensions, "extensions", lambda: table)
     config = Config(task="far")
     config.rollout.agent = config.rollout.interaction = config.engine.name = "far"
     config.rollout.tools, config.scoring.scorers = ["far"], {"default": "far"}
