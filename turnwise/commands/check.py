@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.overrides and (spec := named("checks").get(args.overrides[0])) is not None:
         del args.overrides[0]
         return _check_extension(spec, args)
-    from turnwise.config.compose import flat
+    from turnwise.config.sections import flat
     from turnwise.reports.preflight import preflight
 
     composed = _composed(args)
@@ -88,8 +88,8 @@ def _print(composed: "Composed", report: "Report", *, every_key: bool) -> None:
     from rich.text import Text
 
     from turnwise.config import Config
-    from turnwise.config.compose import flat
     from turnwise.config.docs import shown
+    from turnwise.config.sections import flat
 
     out, defaults = Console(), flat(Config())
     values = flat(composed.config)
