@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnwise.data.loader import LoaderState
 from turnwise.errors import StorageError
 from turnwise.system.files import cannot, replacing
 from turnwise.training.replay_buffer import ReplayEntry
-
-if TYPE_CHECKING:
-    from turnwise.data.loader import LoaderState
 
 STATE = "state.json"
 FORMAT: Literal[4] = 4
@@ -67,7 +65,7 @@ class RunState(BaseModel):
     format: Literal[4]
     kl: KLState
     progress: Progress
-    loader: "LoaderState"
+    loader: LoaderState
 
 
 def write_json(folder: Path, state: BaseModel) -> None:
