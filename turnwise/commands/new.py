@@ -84,7 +84,7 @@ def _ask(question: str, choices: tuple[str, ...], default: str) -> str:
 
 
 def _texts(folder: Path, tools: int, user: UserKind, reward: RewardKind) -> dict[str, str]:
-    """What is written, by file."""
+    """The text of each file of the new task, by its name."""
     import jinja2
 
     from turnwise.commands.new_task import cases

@@ -129,7 +129,7 @@ def other_names() -> dict[str, str]:
 
 
 def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, Any]:
-    """(key, its value)."""
+    """The key and the value of `key=value`, both checked."""
     if text.startswith(("-", "=")) or "=" not in text:
         raise ConfigError(f"cannot read {text!r}: write key=value, such as sampling.temperature=0.7")
     try:
