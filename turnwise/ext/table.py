@@ -29,6 +29,9 @@ OURS = {
             "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
             "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",
         },
+        prompts=dict.fromkeys(
+            ("messages", "conversations", "instruction"), "turnwise.ext.conversations.rows:with_prompt"
+        ),
         section="turnwise.ext.conversations.config:ConversationsConfig",
     ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
