@@ -143,7 +143,7 @@ class Comparison:
         counts = Table(title=f"scored again with {self.scorer}", show_header=False)
         for name, value in self.summary().items():
             text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-            counts.add_row(name.replace("_", " "), text)
+            counts.add_row("same reward and parts" if name == "same" else name.replace("_", " "), text)
         changed = [change for change in self.changes if change.reward != change.new_reward]
         if not changed:
             return [counts]
