@@ -18,7 +18,8 @@ from turnwise.commands.cli import main
 from turnwise.config import Config
 from turnwise.config.strict_yaml import parse_yaml, write_yaml
 from turnwise.data.task_config import compose, configure
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, StorageError, TurnwiseError
+from turnwise.storage.run_dir import RunDir
 
 SCRIPTED = (
     "eval", "eval.samples=2", "engine=scripted", "engine.script=['#### 9']", "rollout.tools=[calculate]",
@@ -519,6 +520,15 @@ def test_commands(command: str) -> None:
     assert refused(*command.split())
 
 
+def test_a_run_by_its_bare_name_is_looked_for_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.yaml").write_text("")
+    for name in ("first", "firs"):
+        with pytest.raises(StorageError, match=f"no run '{name}' in .: did you mean 'runs/first'"):
+            RunDir.open(Path(name))
+
+
 @pytest.mark.parametrize(("command", "expected"), [
     ("evall", "turnwise: unknown command 'evall': did you mean 'eval'?"),
     ("sandbox sreve", "turnwise sandbox: unknown action 'sreve': did you mean 'serve'?"),
@@ -526,7 +536,11 @@ def test_commands(command: str) -> None:
     ("rescore", "turnwise rescore: the following arguments are required: RUN ("),
     ("board --port x", "turnwise board: argument --port: invalid int value: 'x'"),
     ("eval --config", "turnwise eval: argument --config: expected one argument"),
-    ("train --steps 3", "turnwise train: '--steps' is not an option: config values are written key=value, as in sft.steps or training.steps="),
+    ("train --steps 3", "turnwise train: '--steps' is not an option: config values are written key=value, as in training.steps="),
+    ("sft --steps 3", "turnwise sft: '--steps' is not an option: config values are written key=value, as in sft.steps="),
+    ("train training.seed=1", "turnwise train: command line: unknown key 'training.seed': did you mean 'seed'?"),
+    ("train training.keep_checkpoints=1", "turnwise train: command line: unknown key 'training.keep_checkpoints': did you mean 'training.keep'?"),
+    ("train group_sise=1", "turnwise train: command line: unknown key 'group_sise': did you mean 'eval.group_size' or 'training.group_size'?"),
     ("eval --jsn", "turnwise eval: unknown argument of `turnwise eval` '--jsn': did you mean '--json'?"),
     ("prepare gsm8k --flavor tool", "turnwise prepare: unknown argument of `turnwise prepare gsm8k` '--flavor': did you mean '--flavour'?"),
 ])  # fmt: skip

@@ -10,17 +10,19 @@ MOST_MEANT = 3
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.85) or _begins_alike(name, names)
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     last = name.rsplit(".", 1)[-1]
     tails: dict[str, list[str]] = {}
     for candidate in names:
         tails.setdefault(candidate.rsplit(".", 1)[-1], []).append(candidate)
-    if last in tails:  # `lr` is learner.lr or sft.lr, `training.seed` is seed, and nothing that is spelt like it
-        close = difflib.get_close_matches(name, tails[last], n=1, cutoff=0.85) if last != name else []
-        close = close or tails[last]
-    elif not close:  # compare the last dotted part too: `group_sise` should find `rollout.group_size`
-        close = [key for hit in difflib.get_close_matches(last, tails, n=1, cutoff=0.6) for key in tails[hit]]
+    close = (
+        tails.get(name)  # `lr` is learner.lr or sft.lr, and nothing that is spelt like it
+        or [other for other in names if other == last]  # `training.seed` is `seed`
+        or difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        or _begins_alike(name, names)
+        or _ends_alike(last, tails, 0.8)  # `rollout.group_sise` is training.group_size or eval.group_size
+        or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+        or _ends_alike(last, tails, 0.6)
+    )
     if close:
         return f"did you mean {' or '.join(map(repr, close[:MOST_MEANT]))}?"
     if not names:
@@ -33,6 +35,10 @@ def _begins_alike(name: str, names: list[str]) -> list[str]:
     """`training.keep` for `training.keep_checkpoints`: the longest that is a part of it, up to a whole word."""
     parts = [other for other in names if name.startswith(f"{other}_") or other.startswith(f"{name}_")]
     return sorted(parts, key=len, reverse=True)[:1]
+
+
+def _ends_alike(last: str, tails: dict[str, list[str]], cutoff: float) -> list[str]:
+    return [name for tail in difflib.get_close_matches(last, tails, n=1, cutoff=cutoff) for name in tails[tail]]
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:

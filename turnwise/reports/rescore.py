@@ -148,7 +148,7 @@ class Comparison:
         if not changed:
             return [counts]
         title = f"{len(changed)} rewards change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
-        rows = Table(title=title, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        rows = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for column in ("file", "sample", "#", "reward", "advantage", "sign"):
             rows.add_column(column, overflow="fold", justify="left" if column in ("file", "sample") else "right")
         for change in sorted(changed, key=_size, reverse=True)[:SHOWN]:
