@@ -1,6 +1,7 @@
 """The command line: finds the verb and runs it; parse first, import after, so that help and mistakes come at once."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,6 +55,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale without our signs shows others, and no traceback
+            stream.reconfigure(errors="replace")
     if words[:1] == [COMPLETE]:
         return _complete(words[1:])
     if words[:1] in (["help"], ["version"]):  # as many other programs say it

@@ -203,7 +203,7 @@ def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
     if (new := renamed().get(key)) is not None:
         raise ConfigError(f"{where}: {key!r} is called {new} now")
     if any(name.startswith(key + ".") for name in knobs):
-        raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
+        raise ConfigError(f"{where}: {key!r} is a section; set its keys one by one, such as {_under(key, knobs)[0]}")
     names = other_names()
     if (ours := names.get(key, equivalent(key, knobs))) is not None:
         raise ConfigError(f"{where}: unknown key {key!r}; its equivalent here: {ours}")

@@ -51,7 +51,9 @@ class Printable:
 
     def __str__(self) -> str:
         out = io.StringIO()
-        Console(file=out, width=max(NARROWEST, Console().width), color_system=None).print(self, soft_wrap=True)
+        width = max(NARROWEST, Console(force_jupyter=False).width)
+        page = Console(file=out, width=width, color_system=None, force_jupyter=False)  # else a notebook gets the text
+        page.print(self, soft_wrap=True)
         return out.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
