@@ -55,7 +55,7 @@ def read_row(values: Mapping[str, Any], layout: RowLayout, cells: RowImages) -> 
     return ConversationRow(list(messages), context, _tools(row.get("tools")), unlearned, failed, unread)
 
 
-def prompted(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_prompt(values: Mapping[str, Any]) -> dict[str, Any]:
     """The row for a rollout: its `prompt` is what comes before the assistant's first answer, the rest stays as it is.
 
     FieldError for one that has no such messages.
