@@ -129,7 +129,7 @@ class Cells:
         return cut(lines[number - 1].strip(), 400)
 
 
-class Cell(NamedTuple):
+class CompiledCell(NamedTuple):
     """The code of one call: its statements, and the expression at their end, whose value it has."""
 
     body: CodeType | None
@@ -155,14 +155,14 @@ class Interpreter:
         self.cells.add(self.cell, code)
         sys.modules["__main__"] = self.module
 
-    def compiled(self, code: str) -> Cell:
+    def compiled(self, code: str) -> CompiledCell:
         """What is to be run of a cell."""
         tree = compile(code, self.cell, "exec", AST_ONLY, True)
         last = self._take_last(tree)
         body = self._compiled(tree, "exec") if tree.body else None
-        return Cell(body, None if last is None else self._compiled(Expression(last.value), "eval"))
+        return CompiledCell(body, None if last is None else self._compiled(Expression(last.value), "eval"))
 
-    def run(self, cell: Cell) -> Any:
+    def run(self, cell: CompiledCell) -> Any:
         """Run a cell; the value of its last expression."""
         if cell.body is not None:
             exec(cell.body, self.namespace)
