@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from turnwise.config import Config, SamplingConfig
-from turnwise.data.loader import LoaderState
 from turnwise.engines import publish_weights
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
@@ -24,10 +23,12 @@ from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, token_context
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.training import kl
-from turnwise.training.checks import check_training, total_updates
 from turnwise.training.optimise import check_logprob_gap, needs_critic, needs_reference, optimise
 from turnwise.training.runs.state import FORMAT, KLState, Progress, RunState, write_json
 from turnwise.training.sequences import TrainSequence
+
+if TYPE_CHECKING:
+    from turnwise.data.loader import LoaderState
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ class Engines:
             torch.cuda.reset_peak_memory_stats(device)
         return metrics
 
-    def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
+    def save(self, folder: Path, progress: Progress, loader: "LoaderState") -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
         self.learner.save_policy(folder)
         self.learner.save(folder)
@@ -134,6 +135,8 @@ def memory_held(peak: int, reserved: int, free: int, total: int) -> int:
 @asynccontextmanager
 async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[Engines]:
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
+    from turnwise.training.checks import check_training, total_updates
+
     check_training(config)
     renderer = prepared.renderer or make_renderer(config)
     parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))
