@@ -28,7 +28,7 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.system import time_budget
+from turnwise.system import resources, time_budget
 from turnwise.system.plugins import LONGEST_NAME
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
 
@@ -115,6 +115,10 @@ class Toolbox:
         """The configured tools, for another toolbox of the same run: one sandbox and one rate limit serve both."""
         return [self._offered[name] for name in self.common]
 
+    def offered(self) -> dict[str, Tool]:
+        """Every tool with its options, by name."""
+        return dict(self._offered)
+
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
         """What the model is told of these tools: the same objects each time."""
         return [self._schemas[name] for name in names]
@@ -162,7 +166,7 @@ class Toolbox:
         return _Entry(
             original,
             self._checkers[name],
-            asyncio.Semaphore(offered.concurrency),
+            asyncio.Semaphore(resources.part_of(offered.concurrency)),
             asyncio.Semaphore(1),
             instant=free and isinstance(original, FunctionTool) and original.instant,
             rate=None if limited is None else limited.rate,

@@ -8,6 +8,7 @@ from turnwise.data.python_samples import program_samples
 from turnwise.rollout.prepare import Prepared, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import check_workers
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.training.checks import check_enough_samples, check_training
@@ -48,8 +49,10 @@ def prepare_training(
         "test",
         samples=eval_samples,
         limit=config.eval.samples if eval_samples is None else None,
-        tools=prepared.toolbox.shared(),
+        tools=tools,
         scorer=scorer,
         interaction=interaction,
+        beside=prepared,
     )
+    check_workers(prepared)
     return prepared, heldout, parts
