@@ -115,10 +115,6 @@ class Toolbox:
         """The configured tools, for another toolbox of the same run: one sandbox and one rate limit serve both."""
         return [self._offered[name] for name in self.common]
 
-    def offered(self) -> dict[str, Tool]:
-        """Every tool with its options, by name."""
-        return dict(self._offered)
-
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
         """What the model is told of these tools: the same objects each time."""
         return [self._schemas[name] for name in names]

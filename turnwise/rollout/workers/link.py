@@ -16,7 +16,7 @@ class LinkLost(Exception):
     """The other process has ended."""
 
 
-class Link:
+class WorkerLink:
     """One end of a socket between two processes of ours.
 
     Objects are pickled: both ends run the same code with the same rights, and nobody else has the socket.
@@ -27,7 +27,7 @@ class Link:
         self._outgoing: list[object] = []
 
     @classmethod
-    async def open(cls, end: socket.socket) -> "Link":
+    async def open(cls, end: socket.socket) -> "WorkerLink":
         """The link over this end of a socket pair."""
         return cls(*await asyncio.open_unix_connection(sock=end, limit=BUFFER))
 

@@ -13,7 +13,7 @@ from turnwise.types import Completion, Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerFacts:
+class SamplerTraits:
     """What an episode has to know of the sampler that another process has."""
 
     context_length: int
@@ -30,7 +30,7 @@ class Setup:
     workers: int
     samples: Mapping[str, Sequence[Sample]]
     """By split, one sample of each route: what names it uses is loaded before the first episode."""
-    sampler: SamplerFacts | None
+    sampler: SamplerTraits | None
     """None where each worker opens the engine itself: an endpoint or a script."""
     watched: bool
     """Somebody looks on: the worker tells now and then what is being played."""

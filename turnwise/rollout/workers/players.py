@@ -13,7 +13,7 @@ from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.prepare import Prepared, sample_per_route
-from turnwise.rollout.workers.messages import SamplerFacts, Setup
+from turnwise.rollout.workers.messages import SamplerTraits, Setup
 from turnwise.rollout.workers.pool import Drawn, PlayUnderWay, WorkerPool
 from turnwise.scoring.event_loop_resources import report_counts
 from turnwise.scoring.scorer import apply_all
@@ -78,10 +78,10 @@ def check_workers(prepared: Prepared) -> None:
             f"{key}={workers}: {' and '.join(objects)} were given as Python objects, and other processes need names: "
             f"set them in the config as file.py:name, or {key}=0"
         )
-    for name, tool in prepared.toolbox.offered().items():
+    for tool in prepared.toolbox.shared():
         if tool.concurrency < workers:
             raise ConfigError(
-                f"{key}={workers}: the tool {name} takes {tool.concurrency} call(s) at once in all: at most as many "
+                f"{key}={workers}: the tool {tool.name} takes {tool.concurrency} call(s) at once in all: at most as many "
                 "workers can share it"
             )
 
@@ -96,7 +96,7 @@ async def open_workers(
         return
     # An endpoint and a script cost no memory: each worker opens its own.
     asked = bool(extensions.engine(config.engine.name).device)
-    facts = SamplerFacts(sampler.context_length, sampler.capabilities) if asked and sampler is not None else None
+    facts = SamplerTraits(sampler.context_length, sampler.capabilities) if asked and sampler is not None else None
     setup = Setup(
         list(sys.path),
         dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, workers=0)),

@@ -15,7 +15,7 @@ from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.rollout.plugin_calls import to_the_end
-from turnwise.rollout.workers.link import Link, LinkLost, sendable
+from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     Ask,
     Cancel,
@@ -85,7 +85,7 @@ class WorkerProcess:
     """One process, the link to it, and what it has under way."""
 
     process: children.Process
-    link: Link
+    link: WorkerLink
     plays: dict[int, PlayUnderWay] = field(default_factory=dict)
     asks: dict[int, AskUnderWay] = field(default_factory=dict)
     conversations: set[str] = field(default_factory=set)
@@ -172,7 +172,7 @@ class WorkerPool:
         """A new worker joins when it has loaded everything; what its tools said."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            link = await Link.open(ours)
+            link = await WorkerLink.open(ours)
             worker = WorkerProcess(_spawn(theirs.fileno()), link)
         try:
             link.send(self._setup)

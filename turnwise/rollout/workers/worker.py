@@ -16,7 +16,7 @@ from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.weight_updates import Update
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import Prepared, engine_context, prepare, token_context
-from turnwise.rollout.workers.link import Link, LinkLost, sendable
+from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     SETUP,
     Ask,
@@ -28,7 +28,7 @@ from turnwise.rollout.workers.messages import (
     Raised,
     Ready,
     Release,
-    SamplerFacts,
+    SamplerTraits,
     Setup,
     UnderWay,
     Waited,
@@ -46,7 +46,7 @@ from turnwise.types import Completion, Trajectory
 class SamplerOfRun:
     """Implements `Sampler` for episodes: it has every turn written by the run's, which another process has."""
 
-    def __init__(self, link: Link, facts: SamplerFacts) -> None:
+    def __init__(self, link: WorkerLink, facts: SamplerTraits) -> None:
         self.context_length: int = facts.context_length
         self.capabilities: Capabilities = facts.capabilities
         self._link = link
@@ -105,7 +105,7 @@ class SamplerOfRun:
 class EpisodeWorker:
     """Plays what it is told to play, until it is told to end or the run has ended."""
 
-    def __init__(self, link: Link, setup: Setup) -> None:
+    def __init__(self, link: WorkerLink, setup: Setup) -> None:
         self._link, self._setup, self._config = link, setup, setup.config
         self._sampler = None if setup.sampler is None else SamplerOfRun(link, setup.sampler)
         self._prepared: dict[str, Prepared] = {}
@@ -191,7 +191,7 @@ class EpisodeWorker:
 
 
 @asynccontextmanager
-async def _watched(link: Link, watched: bool) -> AsyncIterator[None]:
+async def _watched(link: WorkerLink, watched: bool) -> AsyncIterator[None]:
     """Tell the run now and then that we live, and what is being played where somebody looks on."""
 
     async def tell() -> None:
@@ -208,7 +208,7 @@ async def _watched(link: Link, watched: bool) -> AsyncIterator[None]:
 
 
 async def _main(end: socket.socket) -> None:
-    link = await Link.open(end)
+    link = await WorkerLink.open(end)
     try:
         (setup,) = await link.receive()
         sys.path[:] = setup.path
