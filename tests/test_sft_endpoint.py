@@ -10,9 +10,10 @@ from test_eval_endpoint import call, endpoint
 
 from turnwise import configure, evaluate
 from turnwise.data.tasks.arithmetic import problem_at, write_out
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 from turnwise.sft import fine_tune
 from turnwise.storage.trajectories.files import read_trajectories
+from turnwise.training.checks import check_training
 from turnwise.types import CallStatus, Role, Trajectory
 
 QUIET = Console(quiet=True)
@@ -44,7 +45,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with endpoint(expert) as (url, _):
-        asked = ("engine=openai", f"engine.base_url={url}", f"data.eval_files=[{folder}/train.jsonl]")
+        rows_to_learn = ("eval.split=train", f"data.train_files=[{folder}/train.jsonl]")
+        asked = ("engine=openai", f"engine.base_url={url}", *rows_to_learn)
         return evaluate(configure(*SHORT, *asked, f"runs_dir={folder}", "run=expert"), console=QUIET).run
 
 
@@ -68,6 +70,14 @@ def test_an_endpoint_s_episodes_are_learned_as_the_policy_would_have_written_the
     statuses = [record.status for record in trajectory.calls]
     assert statuses == [CallStatus.ERROR, CallStatus.OK] and [len(turn.calls) for turn in trajectory.turns] == [1, 1, 0]
     assert int(ledger.loss_mask.sum()) == sum(turn.completion_tokens for turn in trajectory.turns)
+
+
+def test_episodes_of_rows_to_train_on_are_learned_without_a_warning(recorded: Path, tmp_path: Path) -> None:
+    assert "eval.split=train: rows to train on" in (recorded / "plan.txt").read_text()
+    taught(recorded, tmp_path, "sft.min_reward=1")
+    assert "recorded by an evaluation" not in (tmp_path / "taught" / "log.txt").read_text()
+    with pytest.raises(ConfigError, match="eval.split=train is for turnwise eval"):
+        check_training(configure("eval.split=train"))
 
 
 def test_failed_calls_of_an_endpoint_can_be_left_out(recorded: Path, tmp_path: Path) -> None:

@@ -47,7 +47,13 @@ def evaluate(
     check_free(Path(config.runs_dir), config.run)
     limit = config.eval.samples if samples is None else None
     prepared = prepare(
-        config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer, interaction=interaction
+        config,
+        config.eval.split.value,
+        samples=samples,
+        limit=limit,
+        tools=tools,
+        scorer=scorer,
+        interaction=interaction,
     )
     check_workers(prepared)
     return run_stoppable(evaluate_prepared(prepared, console_or_stderr(console)))

@@ -84,6 +84,8 @@ class Extension:
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """By a column of rows that have no `prompt`: (columns) -> the same with one."""
     trackers: Mapping[str, Named] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     learners: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +180,9 @@ OURS = {
             "conversations.last_turn_only": "turnwise.ext.conversations.left_out:all_but_the_last",
             "conversations.leave_out_failed_calls": "turnwise.ext.conversations.left_out:with_failed_calls",
         },
+        prompts=dict.fromkeys(
+            ("messages", "conversations", "instruction"), "turnwise.ext.conversations.rows:with_prompt"
+        ),
         section="turnwise.ext.conversations.config:ConversationsConfig",
     ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),

@@ -21,10 +21,12 @@ def check(folder: Path, *rows: dict[str, Any], name: str = "train.jsonl") -> Lin
 
 
 def test_good_rows_give_nothing(tmp_path: Path) -> None:
-    report = check(tmp_path, row("a"), row([{"role": "user", "content": "b"}], data_source="t"))
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    calling = row([{"role": "user", "content": "c"}, call, {"role": "tool", "content": "5"}])
+    report = check(tmp_path, row("a"), row([{"role": "user", "content": "b"}], data_source="t"), calling)
     assert report.findings == []
-    assert (report.rows, report.errors, report.warnings) == (2, 0, 0)
-    assert report.data_sources == Counter(s=1, t=1)
+    assert (report.rows, report.errors, report.warnings) == (3, 0, 0)
+    assert report.data_sources == Counter(s=2, t=1)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,15 @@ class HistoryPolicy(enum.Enum):
     """Follow the template: a second sequence starts from the rewritten history."""
 
 
+class EvalSplit(enum.Enum):
+    """Which rows `turnwise eval` plays."""
+
+    test = "test"
+    """Those to evaluate on."""
+    train = "train"
+    """Those to train on: their episodes may be learned from (`sft.recorded`), their accuracy says little."""
+
+
 class Keep(enum.Enum):
     """Which part of an over-long tool reply is kept."""
 

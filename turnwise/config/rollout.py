@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from turnwise.config.choices import (
-    Keep,
-)
+from turnwise.config.choices import EvalSplit, Keep
 from turnwise.config.knobs import (
     at_least,
     duration,
@@ -101,6 +99,8 @@ class RolloutConfig:
 class EvalConfig:
     """How an evaluation is run: how many samples and episodes, and what is written."""
 
+    split: EvalSplit = EvalSplit.test
+    """The rows that are played. Take `train` to record a stronger model's episodes, for another to learn from."""
     samples: int | None = knob(128, at_least(1), may_change())
     """Samples evaluated, from the start; null takes all. Raise it for smaller error bars (four times as
     many halve them)."""

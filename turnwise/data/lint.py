@@ -226,4 +226,5 @@ def _lint_columns(notes: _FileNotes) -> Iterator[LintFinding]:
 
 
 def _is_empty(message: Message) -> bool:
-    return not message.text.strip() and (isinstance(message.content, str) or not message.content)
+    says_nothing = not message.text.strip() and (isinstance(message.content, str) or not message.content)
+    return says_nothing and not message.tool_calls

@@ -11,6 +11,8 @@ from turnwise.data.prompts import read_prompt
 from turnwise.data.rows import Row, RowError
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
 from turnwise.errors.nearest_name import nearest
+from turnwise.extensions import named
+from turnwise.system.plugins import load
 from turnwise.types import InteractionSpec, Sample
 
 _COLUMNS = (
@@ -68,7 +70,7 @@ def misspelt(values: dict[str, Any], *, prompt_key: str) -> Iterator[tuple[str, 
 def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: ImageCells) -> Sample:
     values: dict[str, Any] = plain(row.values, "") or {}
     if prompt_key not in values:
-        raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
+        values = _with_prompt(values, prompt_key)
     for name in _NOT_SHOWN:
         if values.get(name) not in (None, "", [], {}):
             raise FieldError(name, "only text and images are supported: leave such rows out")
@@ -111,6 +113,16 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: Im
         images=images,
         info=values | {column: value for column, value in rest.items() if value},
     )
+
+
+def _with_prompt(values: dict[str, Any], prompt_key: str) -> dict[str, Any]:
+    """The columns with a prompt: a row in a layout that an extension reads has one under other names."""
+    layouts = named("prompts") if prompt_key == "prompt" else {}
+    spec = next((layouts[column] for column in layouts if column in values), None)
+    if spec is None:
+        raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
+    columns: dict[str, Any] = load(spec, "reader of rows")(values)
+    return columns
 
 
 def _check_extra_info(extra: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from turnwise.chat.renderer import Renderer
 from turnwise.config import ONE_MACHINE, Config, RolloutConfig, SamplingConfig
-from turnwise.config.choices import Aggregation, Correction, Excess, PolicyLoss
+from turnwise.config.choices import Aggregation, Correction, EvalSplit, Excess, PolicyLoss
 from turnwise.config.environment import told
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import rank_devices
@@ -78,6 +78,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
         f"prompts over {config.data.max_prompt_tokens} tokens"
     )
+    if not training and config.eval.split is EvalSplit.train:
+        lines.append("             eval.split=train: rows to train on; their accuracy says little")
     if training:
         algorithm = config.algorithm
         lines.append(

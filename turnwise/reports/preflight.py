@@ -6,7 +6,7 @@ from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.config.check import DEFAULT
-from turnwise.config.choices import Precision
+from turnwise.config.choices import EvalSplit, Precision
 from turnwise.config.compose import Composed, unread
 from turnwise.config.environment import uses
 from turnwise.config.evaluation_sampling import evaluation_sampling, longest_turn
@@ -50,7 +50,7 @@ def preflight(composed: Composed) -> Report:
     every = []
     with report.recording("names and plug-ins"):
         placement_of(config).check(training=_trains(config))  # the whole sum: `prepare` knows of samplers only
-        every.append(prepare(config, "test", limit=_limit(config.data.eval_files, config.eval.samples)))
+        every.append(prepare(config, config.eval.split.value, limit=_limit(_evaluated(config), config.eval.samples)))
     if every and _trains(config):
         every += _training(composed, every[0], report)
     if not every:
@@ -114,6 +114,10 @@ def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Pre
         return []
     report.add("training", Outcome.OK, f"algorithm, batch, device and {len(training.samples)} samples fit")
     return [training]
+
+
+def _evaluated(config: Config) -> list[str]:
+    return config.data.eval_files if config.eval.split is EvalSplit.test else config.data.train_files
 
 
 def _limit(files: list[str], wanted: int | None, needed: int = 0) -> int | None:

@@ -3,7 +3,7 @@
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, AlgorithmConfig, Config
 from turnwise.config.check import check_config
-from turnwise.config.choices import Advantage, Decay, PolicyLoss, Precision
+from turnwise.config.choices import Advantage, Decay, EvalSplit, PolicyLoss, Precision
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.host_memory import check_disk, check_host_memory
@@ -23,6 +23,8 @@ def check_training(config: Config) -> None:
     algorithm, training = config.algorithm, config.training
     if not extensions.engine(config.engine.name).trains:
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
+    if config.eval.split is not EvalSplit.test:
+        raise ConfigError("eval.split=train is for turnwise eval: a training run is measured on rows it does not learn")
     check_choices(algorithm)
     check(
         algorithm.advantage,

@@ -13,11 +13,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.config import Config
+from turnwise.config.choices import EvalSplit
 from turnwise.config.sections import value_of
 from turnwise.errors import DataError, StorageError, TurnwiseError
 from turnwise.extensions import named
 from turnwise.ledger import NO_VERSION, Ledger, Origin
 from turnwise.rollout.prepare import load_samples
+from turnwise.storage.configs import read_config
 from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.images.reader import run_of
 from turnwise.storage.recorder import Recorder
@@ -30,7 +32,7 @@ from turnwise.types import Sample, Trajectory
 
 TRAINING_ROWS = (
     "use a training run's trajectories (sft.recorded=[runs/NAME]), or evaluate on training rows and use those "
-    "(turnwise eval data.eval_files=[train.parquet])"
+    "(turnwise eval eval.split=train)"
 )
 Note = Callable[[str], None]
 
@@ -138,7 +140,7 @@ def read_demonstrations(config: Config, student: Student, note: Note) -> Demonst
         folder = file.parent if _run_of(file) is None else run_of(file)
         recorded = [trajectory for trajectory in several if id(trajectory) in used]
         prepare_again(folder, recorded, None if images is None else images.prepare)
-    from_evaluations = [file for file in files if _run_of(file) is not None and file.parent.name == "eval"]
+    from_evaluations = [file for file in files if file.parent.name == "eval" and _is_of_test_rows(file)]
     if from_evaluations:
         note(
             f"warning: {from_evaluations[0]} was recorded by an evaluation; a model that learns from the samples it is "
@@ -264,6 +266,12 @@ def _run_of(file: Path) -> Path | None:
     """The folder of the run that a trajectory file lies in."""
     run = file.parent.parent
     return run if (run / "config.yaml").is_file() else None
+
+
+def _is_of_test_rows(file: Path) -> bool:
+    """Whether a run played it on the rows to evaluate on, as far as its config says."""
+    run = _run_of(file)
+    return run is not None and read_config(RunDir(run))[1].get("eval.split") != EvalSplit.train.value
 
 
 def _refuse_other_tokenizer(file: Path, tokenizer: str) -> None:

@@ -42,10 +42,12 @@ def test_refused_rows_are_counted_by_reason_with_the_first_place(tmp_path: Path,
         {"messages": [{"role": "user", "content": "a" * 9000}, *ANSWER]},
         {"messages": [{"role": "robot", "content": "5"}]},
         {"messages": [*QUESTION, {**ANSWER[0], "mood": "good"}]},
+        {"messages": [*QUESTION, {**ANSWER[0], "weight": 0}]},
+        {"prompt": "2 + 3?", "completion": "5"},
     ]
     notes: list[str] = []
     read_in = read(asked([write_lines(tmp_path / "a.jsonl", rows)]), student, notes)
-    assert (read_in.read, len(read_in.used)) == (11, 2)
+    assert (read_in.read, len(read_in.used)) == (13, 2)
     reasons = list(read_in.dropped)
     assert read_in.dropped[reasons[1]] == 2 and "unknown role 'robot'" in reasons[1]
     assert reasons[0] == "messages: no message of the assistant's to learn (first: a.jsonl row 1)"
@@ -58,13 +60,15 @@ def test_refused_rows_are_counted_by_reason_with_the_first_place(tmp_path: Path,
             "spells a control token",
             "reads text only",
             "longer than the model's context",
+            "every message of the assistant's has weight 0",
+            "messages: missing; the row has prompt, completion",
         ),
         strict=True,
     ):
         assert part in reason
-    assert sum(read_in.dropped.values()) == 9
+    assert sum(read_in.dropped.values()) == 11
     assert notes == [
-        "a.jsonl: 11 rows, 2 of them used; read as messages of OpenAI, Hugging Face and verl",
+        "a.jsonl: 13 rows, 2 of them used; read as messages of OpenAI, Hugging Face and verl",
         "not read: messages[].mood, source",
     ]
     with pytest.raises(DataError, match="none of 1 conversations is left to learn from: 1 messages: no message"):

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from chat_rows import ANSWER, CALL, MESSAGES, QUESTION, TOOL, asked, learned, read, write_lines
 
+from turnwise.data.loader import load_samples
 from turnwise.errors import DataError
 from turnwise.training.endpoint_episodes import Student
 
@@ -90,3 +91,19 @@ def test_an_unknown_layout_is_answered_with_the_nearest(tmp_path: Path, student:
         with pytest.raises(DataError) as refused:
             read(asked([write_lines(tmp_path / "a.jsonl", [row])]), student)
         assert text in str(refused.value)
+
+
+def test_rows_of_every_layout_are_prompts_of_reinforcement_learning(tmp_path: Path) -> None:
+    prompts = {}
+    for number, (name, row) in enumerate(ROWS.items()):
+        rows = write_lines(tmp_path / f"{number}.jsonl", [row])
+        (sample,) = load_samples([rows], prompt_key="prompt", default_source="talks")
+        assert sample.info.keys() <= {"messages", "conversations", "completion", "tools"}
+        prompts[name] = [(message.role, message.text) for message in sample.prompt]
+    expected = [(entry["role"], entry["content"]) for entry in MESSAGES[:2]]
+    assert prompts == dict.fromkeys(ROWS, expected)
+    row = {"prompt": [*MESSAGES[:2], AS_TEXT, MESSAGES[3]], "completion": MESSAGES[4:5]}
+    (sample,) = load_samples(
+        [write_lines(tmp_path / "calls.jsonl", [row])], prompt_key="prompt", default_source="talks"
+    )
+    assert sample.prompt[2].tool_calls[0].arguments == CALL["arguments"] and len(sample.prompt) == 4

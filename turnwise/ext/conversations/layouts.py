@@ -58,7 +58,7 @@ def layout_of(values: Values, where: str) -> RowLayout:
     known = "; ".join(f"{' and '.join(layout.columns)} ({layout.name})" for layout in LAYOUTS)
     columns = ", ".join(shorten(column) for column in values) or "none"
     raise DataError(
-        f"{where}: the columns {columns} are no layout of conversations{hint and f': {hint}'} Known are {known}"
+        f"{where}: the columns {columns} are no layout of conversations{f': {hint}' if hint else '.'} Known are {known}"
     )
 
 

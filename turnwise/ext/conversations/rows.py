@@ -1,14 +1,14 @@
 """A row of a conversation: its messages, the tools that are shown, what is not to be learned, and what nobody reads."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.data.images.cells import RowImages
 from turnwise.data.prompts import read_prompt
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
-from turnwise.ext.conversations.layouts import COMMON, RowLayout
+from turnwise.ext.conversations.layouts import COMMON, RowLayout, layout_of
 from turnwise.types import JsonSchema, Message, Role
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -39,22 +39,44 @@ def read_row(values: Mapping[str, Any], layout: RowLayout, cells: RowImages) -> 
     row: dict[str, Any] = plain(dict(values), "") or {}
     for column in layout.columns:
         if column not in row:
-            raise FieldError(column, "missing")
+            raise FieldError(column, f"missing; the row has {', '.join(map(shorten, row)) or 'nothing'}")
     entries = layout.read(row)
     unread = {name for name in row if name not in (*layout.columns, *layout.optional, *COMMON)}
-    unlearned, failed, plainer = set[int](), set[int](), []
-    for number, entry in enumerate(entries.messages):
-        message = _as_openai(as_object(entry, f"messages[{number}]"), f"messages[{number}]", unread)
-        if not message.pop("weight", True):
-            unlearned.add(number)
-        if message.pop("failed", False):
-            failed.add(number)
-        plainer.append(message)
+    plainer = _plainer(entries.messages, unread)
+    unlearned = {number for number, message in enumerate(plainer) if not message.pop("weight", True)}
+    failed = {number for number, message in enumerate(plainer) if message.pop("failed", False)}
     messages, _ = read_prompt(plainer, "messages", row.get("images"), cells)
-    context = _context(messages) if entries.context is None else entries.context
-    if context >= len(messages) or messages[context].role is not Role.ASSISTANT:
+    context = _context([message.role for message in messages]) if entries.context is None else entries.context
+    answers = {number for number, message in enumerate(messages) if message.role is Role.ASSISTANT}
+    if context not in answers:
         raise FieldError("messages", "no message of the assistant's to learn")
+    if all(number in unlearned for number in answers if number >= context):
+        raise FieldError("messages", "every message of the assistant's has weight 0")
     return ConversationRow(list(messages), context, _tools(row.get("tools")), unlearned, failed, unread)
+
+
+def with_prompt(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The row for a rollout: its `prompt` is what comes before the assistant's first answer, the rest stays as it is.
+
+    FieldError for one that has no such messages.
+    """
+    layout = layout_of(values, "the row")
+    entries = layout.read(values)
+    messages = _plainer(entries.messages, set())
+    context = _context([message["role"] for message in messages]) if entries.context is None else entries.context
+    prompt = [
+        {key: value for key, value in message.items() if key not in ("weight", "failed")}
+        for message in messages[:context]
+    ]
+    return {key: value for key, value in values.items() if key not in layout.optional} | {"prompt": prompt}
+
+
+def _plainer(entries: list[Any], unread: set[str]) -> list[dict[str, Any]]:
+    """The messages under the names that prompts have; keys that nobody reads are put among `unread`."""
+    return [
+        _as_openai(as_object(entry, f"messages[{number}]"), f"messages[{number}]", unread)
+        for number, entry in enumerate(entries)
+    ]
 
 
 def _as_openai(entry: dict[str, Any], field: str, unread: set[str]) -> dict[str, Any]:
@@ -84,12 +106,10 @@ def _as_openai(entry: dict[str, Any], field: str, unread: set[str]) -> dict[str,
     return message
 
 
-def _context(messages: tuple[Message, ...]) -> int:
+def _context(roles: Sequence[Any]) -> int:
     """How many come before the assistant's first answer: what he said before anybody asked is only read."""
-    users = [number for number, message in enumerate(messages) if message.role is Role.USER]
-    first = users[0] if users else 0
-    answers = [number for number, message in enumerate(messages) if message.role is Role.ASSISTANT and number >= first]
-    return answers[0] if answers else len(messages)
+    first = roles.index(Role.USER) if Role.USER in roles else 0
+    return roles.index(Role.ASSISTANT, first) if Role.ASSISTANT in roles[first:] else len(roles)
 
 
 def _tools(value: Any) -> list[JsonSchema] | None:
