@@ -81,8 +81,8 @@ def check_workers(prepared: Prepared) -> None:
     for tool in prepared.toolbox.shared():
         if tool.concurrency < workers:
             raise ConfigError(
-                f"{key}={workers}: the tool {tool.name} takes {tool.concurrency} call(s) at once in all: at most as many "
-                "workers can share it"
+                f"{key}={workers}: the tool {tool.name} takes {tool.concurrency} call(s) at once in all: as many "
+                "workers at most can share it"
             )
 
 
