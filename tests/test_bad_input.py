@@ -63,7 +63,7 @@ def write(**files: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("sampling.temperature=inf", "sampling.temperature must be at least 0 and at most 100, not inf"),
+        ("sampling.temperature=inf", "temperature must be a finite number, at least 0 and at most 100, not inf"),
         ("sampling.temperature=1e400", "not inf"),
         ("sampling.temperature=1e-40", "0 (greedy) or at least 0.001"),
         ("sampling.temperature=[1]", "sampling.temperature"),

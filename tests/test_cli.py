@@ -60,7 +60,8 @@ def test_eval_show_and_json(tmp_path: Path) -> None:
     assert command("show", "runs/first", "--sample", "3", cwd=tmp_path).returncode == 2
     missing = command("show", "runs/frist", cwd=tmp_path)
     assert missing.returncode == 2 and "did you mean 'first'?" in missing.stderr
-    assert "did you mean 'runs/first'?" in command("show", "first", cwd=tmp_path).stderr
+    for name in ("first", "frist"):
+        assert "did you mean 'runs/first'?" in command("show", name, cwd=tmp_path).stderr
     worst = command("show", "runs/first", "--worst", "2", "--file", "eval/step_000000", "--raw", cwd=tmp_path)
     titles = re.findall(r"^eval/step_000000, --sample (\d)$", worst.stdout, re.MULTILINE)
     rewards = [float(value) for value in re.findall(r"^reward: (\S+)", worst.stdout, re.MULTILINE)]
@@ -90,10 +91,17 @@ def test_help_and_version_are_also_words(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_mistakes_end_with_code_two_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "support.py").write_text("")
+    (tmp_path / "notes.txt").write_text("")
     for args, text in (
+        (("config", "nosuch"), "unknown key 'nosuch': `turnwise config` lists them all"),
+        (("check", "sandbx"), "unknown check 'sandbx': did you mean 'sandbox'?"),
+        (("check", "task=notes.txt"), "code is a file that ends in .py"),
+        (("eval", "sampling={top_q: 1}"), "set its keys one by one, such as sampling."),
+        (("eval", "model.path=nosuch"), "no such folder or bundled model: 'nosuch' (bundled models: tiny"),
+        (("prepare",), "required: TASK ("),
         (("eval", "sampling.temprature=0"), "did you mean 'sampling.temperature'?"),
         (("evl",), "unknown command 'evl': did you mean 'eval'?"),
-        (("train", "lr=0.1"), "unknown key 'lr': did you mean 'learner.lr' or 'sft.lr'?"),
+        (("train", "lr=0.1"), "unknown key 'lr'; its equivalent here: learner.lr (in `turnwise sft` sft.lr)"),
         (("train", "learning_rate=1e-5"), "unknown key 'learning_rate'; its equivalent here: learner.lr"),
         (("check", "task=suport.py"), "did you mean 'support.py'?"),
         (("train", "--jsn"), "did you mean '--json'?"),
@@ -171,3 +179,8 @@ def test_the_readme_task_in_python_runs(tmp_path: Path) -> None:
     assert "episodes" in out.getvalue()
     accuracy = re.search(r"accuracy, final answer\W+([\d.]+)%", out.getvalue())
     assert accuracy is not None and float(accuracy[1]) > 0
+
+
+def test_a_locale_without_our_signs_is_no_error(tmp_path: Path) -> None:
+    done = process("check", cwd=tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0 and "the model?s own template" in done.stdout, done.stderr

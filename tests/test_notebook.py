@@ -83,7 +83,9 @@ def test_the_notebook_of_the_examples_runs(tmp_path: Path, monkeypatch: pytest.M
     NotebookClient(notebook, timeout=MANY_SECONDS, resources={"metadata": {"path": str(tmp_path)}}).execute()
     _, evaluated, trained, read, episode = ("".join(map(shown, cell.outputs)) for cell in cells)
     assert "evaluating" in evaluated and "8/8" in evaluated and "<pre" in evaluated
-    assert 'install "ipywidgets"' not in evaluated
+    assert "ipywidgets" not in evaluated
+    assert evaluated.count("stop reasons") == 2, "the table once, as text and as HTML"
+    assert trained.count("train longer") == 2
     assert "<svg" in trained and "reward" in trained and "2/2" in trained
     assert " episodes in " in read and " eval/step_000002 " in read and episode[:1].isdigit()
 
@@ -95,8 +97,9 @@ def shown(output: Any) -> str:
 
 
 def test_sft_runs(notebook: Notebook):
-    cell = "import pathlib; tw.sft(tw.configure('sft.traces=4', 'sft.steps=1', 'run=taught')); print(pathlib.Path('runs/taught/policy').is_dir())"
+    cell = "import pathlib; report = tw.sft(tw.configure('sft.traces=4', 'sft.steps=1', 'run=taught')); print(pathlib.Path('runs/taught/policy').is_dir())"
     assert notebook.run(cell).splitlines()[-1] == "True"
+    assert "fine-tuning, 1 steps" in notebook.run("print(report)")
 
 
 def test_an_interrupt_ends_the_step_and_the_run_can_be_resumed(notebook: Notebook):

@@ -11,7 +11,6 @@ from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
 from turnwise.config.check import check_config
 from turnwise.config.evaluation_sampling import evaluation_sampling
-from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import EvalReport, grade_all
 from turnwise.reports.evaluation_run import by_source, keep_first_answers, play_all
 from turnwise.reports.plan import plan_text
@@ -61,6 +60,8 @@ def evaluate(
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
+    from turnwise.reports.checks.run_checks import check_before_run
+
     await check_before_run(prepared, say=printer(console))
     with new_run(prepared.config, "eval", console) as run:
         run.show_plan(prepared, plan_text(prepared))

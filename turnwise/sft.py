@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rich import console as rich_console
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
@@ -24,6 +26,7 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.ledger import Media
+from turnwise.reports.evaluation import Printable
 from turnwise.reports.learned_tokens import LearnedTokens
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.collector import Collector, run_group
@@ -33,6 +36,7 @@ from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.storage.trackers.notebook import progress_bars
+from turnwise.storage.transcript import visible
 from turnwise.system.plugins import call, load
 from turnwise.system.stopping import run_stoppable
 from turnwise.training.checks import check_fine_tuning
@@ -60,9 +64,9 @@ ENDLESS = 1 << 20
 """Tokens of a context whose end no config names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SftReport:
-    """One fine-tuning: what was learned from, how the loss went, and where the policy is."""
+@dataclass(frozen=True, slots=True, repr=False)
+class SftReport(Printable):
+    """One fine-tuning: what was learned from, how the loss went, and where the policy is; it prints as its table."""
 
     run: Path
     policy: Path
@@ -110,8 +114,10 @@ class SftReport:
             table.add_row("loss of held-out conversations", f"{before:.4f} -> {after:.4f}")
         return table
 
-    def __rich__(self) -> Table:
-        return self.table()
+    def __rich__(self) -> rich_console.Group:
+        places = {"policy": self.policy, "LoRA adapter": self.adapter, "resume with": self.resume}
+        lines = [f"{name}: {value}" for name, value in places.items() if value is not None]
+        return rich_console.Group(self.table(), *(Text(visible(line)) for line in lines))
 
 
 def fine_tune(
@@ -273,7 +279,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     early = f"; the warm-up (sft.warmup={sft.warmup}) takes the whole run" if sft.warmup >= steps else ""
     return (
         f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
-        f"{passes:.3g} passes; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
+        f"{passes:.3g} passes over all tokens; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
     )
 
 

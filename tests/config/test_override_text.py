@@ -11,7 +11,7 @@ from turnwise.config.override_text import Unreadable, read_override
 PIECES = [
     "a", "true", "FALSE", "null", "1", "-2", "1_0", "01", "1e3", ".5", "5.", "-inf", "nan", "0x1", "x-y", "tr", "ue", "1.5.2",
     "'", '"', "''", "'a'", '"b c"', "\\", "\\\\", "\\'", '\\"', "\\,", "\\ ", "\\[", "[", "]", "{", "}", "(", ")", ":", "=",
-    ",", " ", "\t", "/", "+", ".", "$", "%", "*", "@", "?", "|", "#", "!", "ü", "\n", "${x}", "http://a:1/v1", "C:\\d",
+    ",", " ", "\t", "/", "+", ".", "$", "%", "*", "@", "?", "|", "#", "!", "“", "\n", "${x}", "http://a:1/v1", "C:\\d",
     "[a, b]", "{a: 1}", "{a: [1, {b: c}]}",
 ]  # fmt: skip
 CASES = 3000
@@ -75,3 +75,11 @@ def test_what_is_read_and_what_is_refused(text: str, value: object) -> None:
             read_override(text)
     else:
         assert read_override(text).value == value
+
+
+@pytest.mark.parametrize("text", ["daten/größe.parquet", "日本", "jose\u0301", "[a, é]", "नमस्ते"])
+def test_letters_of_every_script_need_no_quotes(text: str) -> None:
+    value = read_override(f"k={text}").value
+    assert value == (["a", "é"] if text.startswith("[") else text)
+    with pytest.raises(Unreadable, match="cannot stand there"):
+        read_override(f"k=“{text}”")  # the quotes of a web page are none

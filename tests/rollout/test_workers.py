@@ -183,7 +183,7 @@ def test_a_group_that_ends_every_worker_stops_the_run(
         "import os\nimport turnwise as tw\n\n\n@tw.tool\nasync def calculate(expression: str) -> str:\n"
         '    """Evaluate."""\n    os._exit(7)\n'
     )
-    monkeypatch.setattr("turnwise.eval.check_before_run", _unchecked)  # it would end this process
+    monkeypatch.setattr("turnwise.reports.checks.run_checks.check_before_run", _unchecked)  # it would end this process
     with pytest.raises(TurnwiseError, match=r"sample .*: 3 episode workers ended with it \(exit status 7\)"):
         tw.evaluate(config(1, "rollout.tools=[deadly.py:calculate]", samples=1))
 
@@ -198,7 +198,7 @@ def test_what_an_engine_raises_stops_the_run_as_it_does_without_workers(plugins:
 
 
 def test_what_a_scorer_raises_stops_the_run(plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("turnwise.eval.check_before_run", _unchecked)
+    monkeypatch.setattr("turnwise.reports.checks.run_checks.check_before_run", _unchecked)
     with pytest.raises(ConfigError, match="the reward needs a key"):
         tw.evaluate(config(1, "scoring.scorers.default=parts.py:broken"))
 

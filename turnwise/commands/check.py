@@ -38,10 +38,9 @@ The exit code is 0 when all checks passed, 1 when one failed, 2 when the config 
 
 def run(args: argparse.Namespace) -> int:
     """An exit code for CI: 1 when a check failed."""
-    if args.overrides and (spec := named("checks").get(args.overrides[0])) is not None:
-        del args.overrides[0]
-        return _check_extension(spec, args)
-    from turnwise.config.compose import flat
+    if args.overrides and "=" not in args.overrides[0]:
+        return _check_extension(args.overrides.pop(0), args)
+    from turnwise.config.sections import flat
     from turnwise.reports.preflight import preflight
 
     composed = _composed(args)
@@ -70,12 +69,16 @@ def _composed(args: argparse.Namespace) -> "Composed":
     return compose(args.overrides, args.config)
 
 
-def _check_extension(spec: str, args: argparse.Namespace) -> int:
+def _check_extension(name: str, args: argparse.Namespace) -> int:
     """What an extension says of itself on this machine."""
     from turnwise.data.task_config import compose
+    from turnwise.errors.nearest_name import unknown
     from turnwise.system.plugins import load
 
-    text, facts = load(spec, "check")(compose(args.overrides, args.config).config)
+    checks = named("checks")
+    if name not in checks:
+        raise ConfigError(f"{unknown('check', name, checks)} Config values are written key=value.")
+    text, facts = load(checks[name], "check")(compose(args.overrides, args.config).config)
     sys.stdout.write(text + "\n")
     if args.json:
         sys.stdout.write(json.dumps(facts) + "\n")
@@ -88,8 +91,8 @@ def _print(composed: "Composed", report: "Report", *, every_key: bool) -> None:
     from rich.text import Text
 
     from turnwise.config import Config
-    from turnwise.config.compose import flat
     from turnwise.config.docs import shown
+    from turnwise.config.sections import flat
 
     out, defaults = Console(), flat(Config())
     values = flat(composed.config)

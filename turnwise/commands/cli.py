@@ -1,6 +1,7 @@
 """The command line: finds the verb and runs it; parse first, import after, so that help and mistakes come at once."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,6 +55,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale without our signs shows others, and no traceback
+            stream.reconfigure(errors="replace")
     if words[:1] == [COMPLETE]:
         return _complete(words[1:])
     if words[:1] in (["help"], ["version"]):  # as many other programs say it
@@ -88,7 +92,7 @@ def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse
             if extra.startswith("-") or not hasattr(args, "overrides"):
                 raise ConfigError(_unknown_argument(extra, commands[args.command], hasattr(args, "overrides")))
             args.overrides.append(extra)
-        code: int = args.run(args)
+        code: int = args.verb_of_command.run(args)
         return code
     except TurnwiseError as error:
         text = " ".join(line.strip() for line in str(error).splitlines())
@@ -138,7 +142,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
                 description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            commands[name].set_defaults(run=verb.run)
+            commands[name].set_defaults(verb_of_command=verb)  # not `run`: a verb may have an argument of that name
             verb.add_arguments(commands[name])
         parser.add_argument_group(title, "\n".join(f"{name:14}{verb.HELP}" for name, verb in verbs.items()))
     return parser, commands

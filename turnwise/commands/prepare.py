@@ -9,7 +9,8 @@ HELP = "make train and test parquet files of a task"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command; those after the task are the task's own."""
     parser.add_argument("task", metavar="TASK", help="such as gsm8k, or my_task.py; `TASK --help` lists its options")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="--out FOLDER (default data/TASK) and more")
+    options = parser.add_argument("options", nargs=argparse.REMAINDER, help="--out FOLDER (default data/TASK) and more")
+    options.required = False  # Python 3.11 calls what is left required
 
 
 def run(args: argparse.Namespace) -> int:

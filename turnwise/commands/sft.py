@@ -70,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(json.dumps(learned.as_json()) + "\n")
         return 0
     report = fine_tune(composed.config)
-    out.print(report.table())
-    lines = {"policy": report.policy, "LoRA adapter": report.adapter, "resume with": report.resume}
-    for name, value in lines.items():
-        if value is not None:
-            out.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
+    out.print(report, soft_wrap=True, highlight=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

@@ -17,7 +17,7 @@ from turnwise.config.knob_usage import PACKAGE, ROOT, readers, sections
 from turnwise.config.knobs import PLUGIN, Knob, kind_of, knobs_of
 from turnwise.config.sections import full_config
 from turnwise.errors import ConfigError
-from turnwise.errors.nearest_name import unknown
+from turnwise.errors.nearest_name import meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ def find(name: str, every: Mapping[str, KnobPage]) -> list[KnobPage]:
     holder = next((key for key, page in every.items() if page.knob.is_dict and name.startswith(f"{key}.")), None)
     if holder is not None:
         return [every[holder]]
-    raise ConfigError(unknown("key", name, [*every, *sections(), *other_names()]))
+    hint = meant(name, [*every, *filter(None, sections()), *other_names()])
+    raise ConfigError(f"unknown key {name!r}: {hint or '`turnwise config` lists them all'}")
 
 
 def equivalent(name: str) -> str | None:

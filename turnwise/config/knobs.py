@@ -217,7 +217,7 @@ def only_engines(ability: str = "") -> dict[str, Any]:
 def _engines_of(key: str, field: "dataclasses.Field[Any]") -> tuple[str, tuple[str, ...]] | None:
     if (ability := field.metadata.get("engines")) is None:
         return None
-    rows = {**extensions.engines(), PLUGIN: extensions.OWN}
+    rows = {**extensions.engines(), PLUGIN: extensions.PLUGIN_ENGINE}
     names = (name for name, row in rows.items() if (getattr(row, ability) if ability else key in row.reads))
     return "engine.name", tuple(names)
 
@@ -348,6 +348,9 @@ def _wanted_number(value: Any, hint: type, limits: Range | None) -> str | None:
         return kind_of(hint)
     if limits is None or limits.holds(value):
         return None
+    if not math.isfinite(value):
+        bounds = str(limits)
+        return bounds if bounds == str(Range()) else f"a finite number, {bounds}"
     technical = limits.most in (MOST_WHOLE, MOST_SECONDS) and value > (limits.most or 0)
     return f"{limits} and at most {limits.most:.3g}" if technical else str(limits)
 

@@ -1,10 +1,12 @@
 """One `key=value` of a command line as a value: numbers, words, quoted text, lists and dicts, as Hydra writes them.
 
 A word is text unless it is a number, true, false or null; letters, digits and `_-/\\+.$%*@?|:` need no quotes, a
-backslash takes the meaning from `()[]{}:=,` and spaces. Tests compare every reading with Hydra's own parser.
+backslash takes the meaning from `()[]{}:=,` and spaces. Tests compare every reading with Hydra's own parser, which
+knows no letters beyond ASCII.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -83,6 +85,10 @@ def _split(text: str) -> list[_Token]:
     tokens, at = [], 0
     while at < len(text):
         matches = [(kind, match) for kind, pattern in _PATTERNS if (match := pattern.match(text, at))]
+        if not matches and _is_letter(text[at]):
+            tokens.append(_Token(_Kind.WORD, text[at]))
+            at += 1
+            continue
         if not matches:
             raise Unreadable(f"{text[at]!r} cannot stand there")
         kind, match = max(matches, key=lambda pair: pair[1].end())
@@ -90,6 +96,11 @@ def _split(text: str) -> list[_Token]:
         tokens.append(_Token(kind, match.group(), mark))
         at = match.end()
     return tokens
+
+
+def _is_letter(character: str) -> bool:
+    """A letter, accent or digit of any script; no sign, such as the quotes that a web page makes of ours."""
+    return unicodedata.category(character)[0] in "LMN"
 
 
 class _Tokens:

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from turnwise.config import SamplingConfig
 from turnwise.config.choices import Advantage
-from turnwise.data.loader import Loader
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import DataError
 from turnwise.rollout.episode import RolloutContext, run_episode
@@ -20,6 +19,9 @@ from turnwise.scoring.scorer import apply_all
 from turnwise.scoring.service import Scoring
 from turnwise.system.concurrency import gather_all, rare_cycle_searches
 from turnwise.types import Group, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.data.loader import Loader
 
 T = TypeVar("T")
 """What a group is played from: a sample, or a sample with what belongs to it."""
@@ -187,7 +189,7 @@ class Policy(Protocol):
 class SampleStream:
     """The samples in the loader's order, as far as collection may run ahead. A gate: it yields again once widened."""
 
-    def __init__(self, loader: Loader, first_batch: int, batches_allowed: int) -> None:
+    def __init__(self, loader: "Loader", first_batch: int, batches_allowed: int) -> None:
         self._loader = loader
         self._batch = first_batch
         self._allowed = batches_allowed
@@ -225,7 +227,7 @@ class Collected:
 class Groups:
     """Rolls out the stream and hands a step its groups. `allow` is called when new weights have been published."""
 
-    def __init__(self, engines: Policy, prepared: Prepared, loader: Loader, first_batch: int) -> None:
+    def __init__(self, engines: Policy, prepared: Prepared, loader: "Loader", first_batch: int) -> None:
         self._config, self._scoring, self._engines = prepared.config, prepared.scoring, engines
         self._context = engines.context(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage == Advantage.remax

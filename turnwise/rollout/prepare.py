@@ -12,25 +12,13 @@ from typing import TYPE_CHECKING
 from turnwise import extensions
 from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.images.blocks import images_in
-from turnwise.chat.renderer import Renderer
-from turnwise.chat.template.history_forecast import TemplateForecast, forecast
-from turnwise.chat.template.trials import BLANK
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.check import check_config
-from turnwise.data.custom_dataset import dataset_rows
-from turnwise.data.files import Split
-from turnwise.data.images.cells import ImageCells
-from turnwise.data.loader import drop_overlong
-from turnwise.data.loader import load_samples as read_samples
-from turnwise.data.python_samples import program_samples
-from turnwise.data.rows import as_row
-from turnwise.data.samples import to_sample
 from turnwise.data.task import known_scorers, load_task, rows_of
 from turnwise.engines.opener import opener_of
 from turnwise.engines.rendering import choose_model, demand_readable_calls, format_of, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.samplers.scripted import Script, scripted_sampler
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TemplateError
 from turnwise.ledger import Media
 from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
@@ -38,7 +26,6 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.routing import Plan, Route
-from turnwise.rollout.scripted_backend import ScriptedBackend
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.rollout.toolbox.replies import CHARACTERS_PER_TOKEN
@@ -53,7 +40,10 @@ from turnwise.system.plugins import adapted, call
 from turnwise.types import Image, JsonSchema, Sample
 
 if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
+    from turnwise.chat.template.history_forecast import TemplateForecast
     from turnwise.engines.model.loading import ImplementationChoice
+    from turnwise.engines.samplers.scripted import Script
     from turnwise.rollout.endpoint_backend import Endpoint
 
 
@@ -73,7 +63,7 @@ class Prepared:
     """Samples left out because their prompt is too long."""
     implementation: "ImplementationChoice | None"
     """Who computes the model and why; None where none runs here."""
-    renderer: Renderer | None
+    renderer: "Renderer | None"
     """None for endpoints, which render for themselves."""
     toolbox: Toolbox
     users: Users
@@ -109,6 +99,8 @@ def prepare(
 ) -> Prepared:
     """Resolve every name for this split; what is given here replaces the configured parts. `beside` is another split
     of the same run, whose tools serve both."""
+    from turnwise.data.python_samples import program_samples
+
     check_config(config)
     where = placement_of(config)
     where.check()
@@ -153,6 +145,13 @@ def prepare(
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     """Samples of the configured files, or else of the task's generator."""
+    from turnwise.data.custom_dataset import dataset_rows
+    from turnwise.data.files import Split
+    from turnwise.data.images.cells import ImageCells
+    from turnwise.data.loader import load_samples as read_samples
+    from turnwise.data.rows import as_row
+    from turnwise.data.samples import to_sample
+
     key = "train_files" if split == "train" else "eval_files"
     files = config.data.train_files if split == "train" else config.data.eval_files
     spec = config.task
@@ -205,9 +204,11 @@ def _tokenizer(config: Config) -> object:
 
 
 def fit_prompts(
-    samples: list[Sample], config: Config, renderer: Renderer, plan: Plan, toolbox: Toolbox, rows: int | None
+    samples: list[Sample], config: Config, renderer: "Renderer", plan: Plan, toolbox: Toolbox, rows: int | None
 ) -> tuple[list[Sample], int]:
     """(samples whose first prompt fits, how many did not), counted with the tools the model will really see."""
+
+    from turnwise.data.loader import drop_overlong
 
     def count(sample: Sample) -> int:
         media = measured_images(sample, config, renderer)
@@ -222,7 +223,7 @@ def fit_prompts(
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
 
 
-def spelled_warning(renderer: Renderer) -> str:
+def spelled_warning(renderer: "Renderer") -> str:
     """Of a template whose marks between turns the model has never seen as tokens."""
     marks = " and ".join(renderer.spelled_marks)
     return f"the tokenizer has no token for {marks}, which the chat template writes between turns: they are plain text"
@@ -237,8 +238,11 @@ _forecasts: "weakref.WeakKeyDictionary[Renderer, dict[Route, TemplateForecast]]"
 """What was tried already: the plan tells it and the checks judge it."""
 
 
-def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, TemplateForecast]:
+def history_forecasts(prepared: Prepared, renderer: "Renderer") -> "dict[Route, TemplateForecast]":
     """What becomes of the tokens so far when tools and users reply, for every route."""
+    from turnwise.chat.template.history_forecast import forecast
+    from turnwise.chat.template.trials import BLANK
+
     by_route = _forecasts.setdefault(renderer, {})
     for route, sample in sample_per_route(prepared).items():
         if route in by_route:
@@ -252,7 +256,7 @@ def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, Tem
     return by_route
 
 
-def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
+def measured_images(sample: Sample, config: Config, renderer: "Renderer") -> dict[Image, Media]:
     """Blocks of tokens for the images of a prompt, by their sizes; DataError where they cannot be shown."""
     images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
     if processor is None:
@@ -281,7 +285,7 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
 @asynccontextmanager
 async def open_context(
     prepared: Prepared,
-    script: Script | None = None,
+    script: "Script | None" = None,
     *,
     episodes: bool = True,
     sampling: SamplingConfig | None = None,
@@ -299,9 +303,12 @@ async def open_context(
 
 @asynccontextmanager
 async def engine_context(
-    prepared: Prepared, script: Script | None, sampling: SamplingConfig, tell: Callable[[str], None]
+    prepared: Prepared, script: "Script | None", sampling: SamplingConfig, tell: Callable[[str], None]
 ) -> AsyncIterator[RolloutContext]:
     """The context with its engine running, where tools and scorers run already."""
+    from turnwise.engines.samplers.scripted import scripted_sampler
+    from turnwise.rollout.scripted_backend import ScriptedBackend
+
     config = prepared.config
     if script is None and not extensions.engine(config.engine.name).renders:
         endpoint = opener_of(config).connect(config.engine)
@@ -339,7 +346,7 @@ def endpoint_context(
 
 def token_context(
     prepared: Prepared,
-    renderer: Renderer,
+    renderer: "Renderer",
     sampler: Sampler,
     sampling: SamplingConfig,
     make_backend: Callable[..., TokenBackend] = TokenBackend,

@@ -93,9 +93,10 @@ class RunDir:
     def open(cls, path: Path) -> "RunDir":
         """An existing run, for reading."""
         if not path.is_dir():
-            if not path.is_absolute() and (Path("runs") / path / CONFIG).is_file():
-                raise StorageError(f"no run {path.name!r} in {path.parent}: did you mean 'runs/{path}'?")
-            runs = _runs_in(path.parent)
+            runs, below = _runs_in(path.parent), Path("runs") / path.parent
+            if not runs and not path.is_absolute() and (further := _runs_in(below)):
+                meant = nearest(f"runs/{path}", [str(below / name) for name in further])
+                raise StorageError(f"no run {path.name!r} in {path.parent}: {meant}")
             raise StorageError(f"no run {path.name!r} in {path.parent}: {nearest(path.name, runs)}")
         if not (path / CONFIG).is_file():
             runs = _runs_in(path)

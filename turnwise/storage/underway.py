@@ -70,14 +70,14 @@ class EpisodesUnderWay:
                 del self._episodes[number]
 
     def recorded(self, trajectories: Sequence[Trajectory]) -> None:
-        """A file has these now."""
+        """Forgets episodes that a file has now."""
         ids = {id(trajectory) for trajectory in trajectories}
         for number, episode in list(self._episodes.items()):
             if episode.trajectory is not None and id(episode.trajectory()) in ids:
                 self._episodes.pop(number, None)
 
     def now(self) -> list[EpisodeUnderWay]:
-        """In the order they began."""
+        """The episodes under way, in the order they began."""
         return list(self._episodes.values())
 
 

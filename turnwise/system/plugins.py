@@ -76,6 +76,8 @@ def _module(target: str, spec: str, kind: str, near: Path | None) -> ModuleType:
             return _from_file(target, spec, kind, folders)
     if target.split(".")[0] == _OURS:
         return _from_name(target, spec, kind, folders)
+    if any((folder / target).is_file() for folder in folders):
+        raise PluginError(f"{kind} {spec!r}: code is a file that ends in .py, or a module; {target} is neither")
     for folder in folders:  # before the hooks look what is installed: it may be the user's own, here
         if str(folder) not in sys.path:
             sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from turnwise.config import Config, SamplingConfig
-from turnwise.data.loader import LoaderState
 from turnwise.engines import publish_weights
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
@@ -23,13 +22,15 @@ from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, token_context
 from turnwise.rollout.workers.players import open_workers, played_by
-from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.training import kl
-from turnwise.training.checks import check_training, total_updates
 from turnwise.training.optimise import check_logprob_gap, needs_critic, needs_reference, optimise
 from turnwise.training.runs.state import FORMAT, KLState, Progress, RunState, write_json
 from turnwise.training.sequences import TrainSequence
+
+if TYPE_CHECKING:
+    from turnwise.data.loader import LoaderState
+    from turnwise.rollout.workers.pool import WorkerPool
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ class Engines:
     """Of engines that run elsewhere."""
     weights_folder: Path | None = None
     """Where files of weights are put for the sampler, where it takes files."""
-    workers: WorkerPool | None = None
+    workers: "WorkerPool | None" = None
     """Who plays the episodes, where other processes do."""
     version: int = 0
     """Of the weights that were published last."""
@@ -114,7 +115,7 @@ class Engines:
             torch.cuda.reset_peak_memory_stats(device)
         return metrics
 
-    def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
+    def save(self, folder: Path, progress: Progress, loader: "LoaderState") -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
         self.learner.save_policy(folder)
         self.learner.save(folder)
@@ -144,6 +145,8 @@ async def open_engines(
 ) -> AsyncIterator[Engines]:
     """Sampler and learner on the same weights, and who plays episodes of both splits beside this process; critic and
     reference only when the algorithm needs them."""
+    from turnwise.training.checks import check_training, total_updates
+
     check_training(config)
     renderer = prepared.renderer or make_renderer(config)
     parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))

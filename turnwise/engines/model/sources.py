@@ -6,7 +6,7 @@ from pathlib import Path
 
 from turnwise.engines.model.hub import PICKLES, download, is_hub_id
 from turnwise.errors import ConfigError, one_line
-from turnwise.errors.nearest_name import nearest
+from turnwise.errors.nearest_name import meant
 from turnwise.extensions import named
 from turnwise.system.plugins import names_in
 
@@ -81,7 +81,8 @@ def _missing(path: str, bundled: list[str]) -> str:
         return f"no such GGUF file: {path} (from {Path.cwd()}); {others}"
     if "/" in path or path.startswith(("~", ".")):
         return f"no such folder: {path} (from {Path.cwd()}); {others}"
-    return f"no such folder or bundled model: {path!r}: {nearest(path, bundled)} ({others})"
+    hint = meant(path, bundled)
+    return f"no such folder or bundled model: {path!r}{hint and f': {hint}'} ({others})"
 
 
 def _check_folder(folder: Path) -> None:

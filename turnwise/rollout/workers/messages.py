@@ -36,6 +36,16 @@ class Setup:
     """Somebody looks on: the worker tells now and then what is being played."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Which episodes a context of the run plays: of this split, drawn this way."""
+
+    split: str
+    sampling: SamplingConfig
+    scored: bool
+    """The workers score them too."""
+
+
 # --- to a worker -----------------------------------------------------------------------------------------------
 
 

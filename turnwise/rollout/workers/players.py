@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, SamplingConfig
@@ -13,19 +14,20 @@ from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.prepare import Prepared, sample_per_route
-from turnwise.rollout.workers.messages import SamplerTraits, Setup
-from turnwise.rollout.workers.pool import Drawn, PlayUnderWay, WorkerPool
 from turnwise.scoring.event_loop_resources import report_counts
 from turnwise.scoring.scorer import apply_all
 from turnwise.scoring.service import spec_for
 from turnwise.storage import underway
 from turnwise.types import Group, Sample
 
+if TYPE_CHECKING:
+    from turnwise.rollout.workers.pool import PlayUnderWay, WorkerPool
+
 
 class WorkerPlayers:
     """Implements `episode.Players`: groups of one split, drawn one way, played and scored by the pool's workers."""
 
-    def __init__(self, pool: WorkerPool, prepared: Prepared, sampling: SamplingConfig) -> None:
+    def __init__(self, pool: "WorkerPool", prepared: Prepared, sampling: SamplingConfig) -> None:
         self._pool, self._scoring = pool, prepared.scoring
         self._scored = {source: scored_by_workers(prepared, source) for source in prepared.scoring.scorers}
         self._split, self._sampling = prepared.split, sampling
@@ -34,6 +36,8 @@ class WorkerPlayers:
 
     async def play(self, sample: Sample, siblings: Sequence[int], step: int) -> Group:
         """A group whose episodes have ended; `finish` brings them."""
+        from turnwise.rollout.workers.messages import Drawn
+
         drawn = Drawn(self._split, self._sampling, self._scored[sample.data_source])
         play = await self._pool.play(sample, siblings, step, drawn)
         group = Group(sample, [])
@@ -89,11 +93,14 @@ def check_workers(prepared: Prepared) -> None:
 @asynccontextmanager
 async def open_workers(
     config: Config, prepared: Sequence[Prepared], sampler: Sampler | None, say: Callable[[str], None]
-) -> AsyncIterator[WorkerPool | None]:
+) -> AsyncIterator["WorkerPool | None"]:
     """The run's episode workers, ended on every path; None where episodes are played in this process."""
     if not config.rollout.workers:
         yield None
         return
+    from turnwise.rollout.workers.messages import SamplerTraits, Setup
+    from turnwise.rollout.workers.pool import WorkerPool
+
     # An endpoint and a script cost no memory: each worker opens its own.
     asked = bool(extensions.engine(config.engine.name).device)
     facts = SamplerTraits(sampler.context_length, sampler.capabilities) if asked and sampler is not None else None
@@ -113,7 +120,7 @@ async def open_workers(
         await pool.close()
 
 
-def played_by(pool: WorkerPool | None, context: RolloutContext, prepared: Prepared) -> RolloutContext:
+def played_by(pool: "WorkerPool | None", context: RolloutContext, prepared: Prepared) -> RolloutContext:
     """The context, whose groups the workers play where there are any."""
     if pool is None:
         return context

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.rollout.plugin_calls import to_the_end
@@ -19,6 +18,7 @@ from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     Ask,
     Cancel,
+    Drawn,
     End,
     Finished,
     Play,
@@ -131,7 +131,7 @@ class WorkerPool:
             self._say(note)
         self._telling = asyncio.create_task(self._look_after())
 
-    async def play(self, sample: Sample, siblings: Sequence[int], step: int, drawn: "Drawn") -> PlayUnderWay:
+    async def play(self, sample: Sample, siblings: Sequence[int], step: int, drawn: Drawn) -> PlayUnderWay:
         """Have siblings of a sample played; returns when they are, and may still be scored."""
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         message = Play(number, sample, tuple(siblings), step, drawn.split, drawn.sampling, drawn.scored)
@@ -346,16 +346,6 @@ class WorkerPool:
         while (status := worker.process.poll()) is None:
             await asyncio.sleep(POLL_SECONDS)
         return status
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Which episodes a context of the run plays: of this split, drawn this way."""
-
-    split: str
-    sampling: SamplingConfig
-    scored: bool
-    """The workers score them too."""
 
 
 def _spawn(channel: int) -> children.Process:

@@ -6,6 +6,7 @@ Rich's own live display needs ipywidgets there; a picture of HTML needs nothing.
 import html
 import io
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -25,6 +26,8 @@ SECONDS = 0.25
 """Between two pictures: each is a message to the browser."""
 COLUMNS = 120
 _WIDTH, _HEIGHT, _LEFT, _EDGE = 320, 120, 48, 14
+warnings.filterwarnings("ignore", "IProgress not found")
+"""tqdm's, when transformers is loaded in a notebook without ipywidgets: the pictures need none."""
 _PRE = '<pre style="line-height:normal;font-family:monospace">{code}</pre>'
 
 
