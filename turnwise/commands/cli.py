@@ -117,6 +117,8 @@ def _unknown_argument(extra: str, parser: argparse.ArgumentParser, takes_keys: b
         from turnwise.config.sections import full_config
 
         keys = [key for key in knobs_of(full_config()) if word in (key, key.rsplit(".", 1)[-1])]
+        of_sft = parser.prog.endswith(" sft")
+        keys = [key for key in keys if key.startswith("sft.") == of_sft] or keys
         if keys:
             return f"{extra!r} is not an option: config values are written key=value, as in {' or '.join(keys)}=..."
     options = [name for action in parser._actions for name in action.option_strings]

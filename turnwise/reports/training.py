@@ -12,6 +12,7 @@ from rich.text import Text
 from turnwise.config.training import GREEDY
 from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
+from turnwise.reports.pass_at_k import REPEATED
 from turnwise.storage.final_policy import Shipped, read_shipped
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
@@ -96,6 +97,7 @@ class TrainReport(Printable):
             table.add_column(column, justify="left" if column[0] == "h" else "right", overflow="fold")
         every = dict.fromkeys((*self.before, *self.after))
         names = [name for name in every if not (is_detail(name) or is_measure(name))]
+        names.sort(key=lambda name: (name.startswith(GREEDY), name.removeprefix(GREEDY).startswith(REPEATED)))
         sources = {name.partition("/")[2] for name in names if "/" in name}
         for name in names:
             kind, slash, _ = name.partition("/")
