@@ -346,7 +346,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
         async with open_context(prepared, script) as context:
 
             async def play(sample: Sample) -> Group:
-                group = await run_group(sample, size=1, step=0, context=context)
+                group = await run_group(sample, [0], step=0, context=context)
                 progress.update(bar, advance=1)
                 return group
 
