@@ -279,7 +279,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     early = f"; the warm-up (sft.warmup={sft.warmup}) takes the whole run" if sft.warmup >= steps else ""
     return (
         f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
-        f"{passes:.3g} passes; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
+        f"{passes:.3g} passes over all tokens; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
     )
 
 
@@ -334,7 +334,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
         async with open_context(prepared, script) as context:
 
             async def play(sample: Sample) -> Group:
-                group = await run_group(sample, size=1, step=0, context=context)
+                group = await run_group(sample, [0], step=0, context=context)
                 progress.update(bar, advance=1)
                 return group
 

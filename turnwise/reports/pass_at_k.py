@@ -67,7 +67,7 @@ def tries(most: int) -> list[int]:
 
 
 def most_repeated(numbers: dict[str, Share]) -> dict[str, Share]:
-    """Those of the largest k."""
+    """The measures of the largest k, by name."""
     return dict(list(numbers.items())[-len(REPEATED) :])
 
 

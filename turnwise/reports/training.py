@@ -14,7 +14,6 @@ from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
 from turnwise.reports.pass_at_k import REPEATED
 from turnwise.storage.final_policy import Shipped, read_shipped
-from turnwise.storage.recorded_run import steps_table, to_pandas
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 from turnwise.training.runs.resume_config import resume_command
@@ -76,10 +75,14 @@ class TrainReport(Printable):
 
     def arrow(self) -> Any:
         """An Arrow table with a row for each step and evaluation; `turnwise.read(report.run)` has the episodes."""
+        from turnwise.storage.recorded_run import steps_table
+
         return steps_table(RunDir(self.run))
 
     def frame(self) -> Any:
         """`arrow` as a pandas DataFrame."""
+        from turnwise.storage.recorded_run import to_pandas
+
         return to_pandas(self.arrow())
 
     def table(self) -> Table:

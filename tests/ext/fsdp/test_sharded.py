@@ -303,6 +303,27 @@ def test_a_table_asks_for_members_of_enums_alone(owner: str, name: str, tmp_path
         CheckedReader(tmp_path).read_metadata()
 
 
+@pytest.mark.long  # tests/engines/test_skeleton.py has what is read, the cases above have what is computed
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gguf"])
+def test_experts_and_packed_files_are_read_by_ranks_too(
+    kind: str, groups: dict[int, LocalRanks], tmp_path: Path
+) -> None:
+    source, implementation = ModelSource("it", tmp_path), TRANSFORMERS
+    if kind == "gguf":
+        from gguf_files import llama, write_gguf
+
+        write_gguf(tmp_path / "it.gguf", llama())
+        source, implementation = ModelSource("it", tmp_path, "it.gguf"), NATIVE
+    else:
+        build(kind).save_pretrained(tmp_path)
+    setup = RankSetup(source, implementation, LearnerConfig(lr=1e-2), 0.9, 3, 9, critic=True, reference=True)
+    here, there = one_process(setup), ShardedLearner(groups[3], setup)
+    mine, theirs = weights(here), weights(there)
+    assert mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    same(here.update(batches(1), OBJECTIVE), there.update(batches(1), OBJECTIVE))
+    close(here.score(batches(2)[0], Who.REFERENCE), there.score(batches(2)[0], Who.REFERENCE))
+
+
 def test_an_error_on_one_rank_is_the_learners_and_changes_nothing(
     models: Path, groups: dict[int, LocalRanks], tmp_path: Path
 ) -> None:

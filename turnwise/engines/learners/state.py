@@ -102,22 +102,32 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A short digest of weights. Their bits are summed as integers, which no order of summation changes."""
+def bit_totals(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The sum of each tensor's bits as integers, which no order of summation changes."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {
+        name: int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
+        for name, tensor in tensors.items()
+    }
+
+
+Totals = Callable[[Mapping[str, Tensor]], Mapping[str, int]]
+
+
+def fingerprint(tensors: Mapping[str, Tensor], totals: Totals = bit_totals) -> str:
+    """A short digest of weights."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(tensors.items()):
-        total = int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
-        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
+    for name, total in sorted(totals(tensors).items()):
+        digest.update(f"{name} {tuple(tensors[name].shape)} {total}\n".encode())
     return digest.hexdigest()
 
 
-def identity(policy: PolicyModel, critic: Critic | None) -> dict[str, Any]:
-    """What must be equal for a state to fit."""
+def identity(policy: PolicyModel, critic: Critic | None, totals: Totals = bit_totals) -> dict[str, Any]:
+    """What must be equal for a state to fit; `totals` are taken of what is frozen."""
     frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
     facts = {
         **policy.facts,
-        "base": fingerprint(frozen) if frozen else None,
+        "base": fingerprint(frozen, totals) if frozen else None,
         "critic": None if critic is None else "shared" if critic.trunk is None else "own",
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts))  # lists for tuples, as they come back from a file

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.model import huggingface_folder
 from turnwise.engines.model.batch_invariant import in_whole_rows
+from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows, fill_decoder
 from turnwise.engines.model.huggingface_folder import DecoderConfig, Fused, RopeConfig
 from turnwise.engines.model.policy_model import (
     Attend,
@@ -116,7 +117,8 @@ class Decoder(PolicyModel):
             self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
         wide = torch.promote_types(self.embed.dtype, torch.float32)
         for owner in (self, *self.layers):
-            eps = torch.tensor(config.norm_eps, dtype=wide, device=self.embed.device)
+            device = None if self.embed.is_meta else self.embed.device
+            eps = torch.tensor(config.norm_eps, dtype=wide, device=device)
             owner.register_buffer("eps", eps, persistent=False)
         self._rope: tuple[Tensor, Tensor] | None = None
         self._packed_head: Tensor | None = None
@@ -126,6 +128,14 @@ class Decoder(PolicyModel):
         """The model of a Hugging Face folder."""
         config = huggingface_folder.read_config(folder)
         return cls(config, huggingface_folder.read_tensors(folder, config, dtype))
+
+    @classmethod
+    def skeleton(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
+        """The same without numbers, on the meta device: `fill` reads them."""
+        config = huggingface_folder.read_config(folder)
+        huggingface_folder.check_weights(folder, config.num_layers, config)
+        parts = huggingface_folder.layout(config)
+        return cls(config, {part.name: torch.empty(part.shape, dtype=dtype, device="meta") for part in parts})
 
     @classmethod
     def fresh(cls, config: DecoderConfig, seed: int, dtype: torch.dtype = torch.float32) -> "Decoder":
@@ -176,6 +186,9 @@ class Decoder(PolicyModel):
             raise EngineError(f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} are missing")
         if self._packed_head is not None and not self.pack_products():
             raise EngineError("the new weights cannot be laid out as the old ones were")
+
+    def fill(self, checkpoint: CheckpointRows, own_rows: OwnRows) -> None:
+        fill_decoder(self.config, checkpoint, self.get_parameter, own_rows)
 
     def pack_products(self) -> bool:
         """Lay the matrices out for fast products without gradient, beside the plain ones; False where torch cannot.

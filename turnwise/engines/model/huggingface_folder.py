@@ -1,7 +1,7 @@
 """Hugging Face folders and our tensors: reads config.json and safetensors into fused matrices, and writes them back."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -291,19 +291,37 @@ def fuse(tensors: dict[str, Tensor], config: DecoderConfig, dtype: torch.dtype, 
                 raise EngineError(f"{where}: {name} holds {piece.dtype}; unquantised weights are supported")
         fused[part.name] = torch.cat(pieces).to(dtype)
         if not fused[part.name].isfinite().all():
-            names = ", ".join(name for name, _ in part.sources)
-            raise EngineError(f"{where}: {names} {'hold' if len(pieces) > 1 else 'holds'} NaN or infinite weights")
+            raise not_finite(part, where)
     # Two kinds of tensors are redundant: a tied head that says the same, and rotary tables that old folders stored.
     head = tensors.pop("lm_head.weight", None) if config.tied else None
-    if head is not None and not torch.equal(head.to(dtype), fused["embed"]):
+    refuse_other_head(where, head is None or torch.equal(head.to(dtype), fused["embed"]))
+    refuse_unread(config, tensors, where)
+    return fused
+
+
+def not_finite(part: Fused, where: str) -> EngineError:
+    """What is said of weights that are no numbers."""
+    names = ", ".join(name for name, _ in part.sources)
+    return EngineError(f"{where}: {names} {'hold' if len(part.sources) > 1 else 'holds'} NaN or infinite weights")
+
+
+def refuse_other_head(where: str, same: bool) -> None:
+    """A head that config.json ties and the files store beside the embedding says the same."""
+    if not same:
         raise EngineError(
             f"{where}: lm_head.weight differs from model.embed_tokens.weight, and config.json ties them: "
             "set tie_word_embeddings to false to use it"
         )
-    unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
+
+
+def refuse_unread(config: DecoderConfig, names: Iterable[str], where: str) -> None:
+    """A tensor that the decoder has no place for: its model is another."""
+    known = {name for part in layout(config) for name, _ in part.sources} | (
+        {"lm_head.weight"} if config.tied else set()
+    )
+    unused = [name for name in names if name not in known and not name.endswith("rotary_emb.inv_freq")]
     if unused:
         raise EngineError(f"{where} holds tensors this decoder has no place for: {', '.join(sorted(unused)[:5])}")
-    return fused
 
 
 def check_folder(folder: Path) -> DecoderConfig:

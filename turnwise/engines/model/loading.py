@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.model.policy_model import PolicyModel
+    from turnwise.engines.model.transformers.model import TransformersModel
 
 LEAST_CONTEXT = 16
 """Less has no room for a question and an answer."""
@@ -162,15 +163,28 @@ def read_model(source: ModelSource, choice: ImplementationChoice, dtype: "torch.
         from turnwise.engines.model.decoder import Decoder
 
         return Decoder.read(source.folder, dtype) if source.gguf_file is None else _decoder_of_gguf(source, dtype)
+    return _transformers_class(source).read(
+        source.folder, dtype, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
+    )
+
+
+def read_skeleton(source: ModelSource, choice: ImplementationChoice, dtype: "torch.dtype") -> "PolicyModel":
+    """The same model of a folder without its numbers, which its `fill` reads where they are to be."""
+    if choice.implementation is ModelImplementation.native:
+        from turnwise.engines.model.decoder import Decoder
+
+        return Decoder.skeleton(source.folder, dtype)
+    return _transformers_class(source).skeleton(source.folder, dtype, trust_remote_code=source.trust_remote_code)
+
+
+def _transformers_class(source: ModelSource) -> "type[TransformersModel]":
     if source.gguf_file is None and reads_images(read_raw_config(source.folder)):
         from turnwise.engines.model.vision_model import VisionModel
 
-        return VisionModel.read(source.folder, dtype, trust_remote_code=source.trust_remote_code)
+        return VisionModel
     from turnwise.engines.model.transformers.model import TransformersModel
 
-    return TransformersModel.read(
-        source.folder, dtype, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
-    )
+    return TransformersModel
 
 
 def reads_images(raw: Mapping[str, Any]) -> bool:

@@ -58,9 +58,11 @@ class PeftModel(TransformersModel):
         noise = torch.Generator().manual_seed(seed)
         for _, layer in self._adapted():
             a, b = _factors(layer)
-            bound = a.shape[1] ** -0.5
-            a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
-            b.data = torch.zeros(b.shape, device=b.device)
+            first = torch.empty(a.shape).uniform_(-(a.shape[1] ** -0.5), a.shape[1] ** -0.5, generator=noise)
+            # Beside weights without numbers there are factors with numbers: nobody reads them from a file.
+            device = torch.device("cpu") if a.is_meta else a.device
+            layer.lora_A[ADAPTER].weight = nn.Parameter(first.to(device))
+            layer.lora_B[ADAPTER].weight = nn.Parameter(torch.zeros(b.shape, device=device))
         self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
         self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": sorted(self._adapters)}
         self.eval()
@@ -141,8 +143,9 @@ def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
 def _whole_factors(layer: LoraLayer, gather: Gather) -> Iterator[None]:
     """Inside, peft's own arithmetic sees all of the factors."""
     homes = [(module, module.weight) for module in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
-    factors = [gather(weight.detach()) for _, weight in homes]
-    if all(new.data_ptr() == weight.data_ptr() for new, (_, weight) in zip(factors, homes, strict=True)):
+    own = [weight.detach() for _, weight in homes]
+    factors = [gather(factor) for factor in own]
+    if all(new is factor for new, factor in zip(factors, own, strict=True)):
         yield
         return
     for (module, _), new in zip(homes, factors, strict=True):

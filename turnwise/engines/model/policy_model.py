@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.errors import EngineError
 from turnwise.ledger import Media, MediaSpan
 
@@ -173,6 +174,19 @@ class PolicyModel(nn.Module, ABC):
     @abstractmethod
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy in weights of these names; all must come, and a name or shape that does not fit is an EngineError."""
+
+    def fill(self, checkpoint: CheckpointRows, own_rows: OwnRows) -> None:
+        """Read into a skeleton's weights those rows that this process has of each."""
+        raise EngineError(f"{type(self).__name__} cannot be read in parts")
+
+    def probe(self) -> None:
+        """Find out, on weights that are there, what the model does; what Turnwise cannot do with it is an EngineError.
+        A model that was read whole has done so."""
+        return
+
+    def take_probe(self, other: Self) -> None:
+        """Know what `probe` found of another model of the same code."""
+        return
 
     @abstractmethod
     def without_adapter(self) -> AbstractContextManager[None]:

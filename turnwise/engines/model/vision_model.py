@@ -21,6 +21,7 @@ from turnwise.engines.model.image_features import FeatureCache
 from turnwise.engines.model.policy_model import Features, ImageFeatures
 from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.transformers.probe import alike, under
+from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
 from turnwise.ledger import Media, MediaSpan
 
@@ -49,11 +50,11 @@ class VisionModel(TransformersModel):
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, names: CheckpointNames | None = None) -> None:
         base = model.base_model
         if not hasattr(base, "get_image_features") or not any(hasattr(base, name) for name in DECODERS):
             raise EngineError(f"{type(model).__name__} takes images in a way of its own, which Turnwise does not know")
-        super().__init__(model)
+        super().__init__(model, names)
         self._deep = "deepstack_visual_embeds" in self._takes
         self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
         self.proven = False

@@ -6,22 +6,25 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.forward_pass import computes_narrow
-from turnwise.engines.learners.state import identity
+from turnwise.engines.learners.state import bit_totals, identity
 from turnwise.engines.learners.working_weights import refuse_narrow, working_dtype
+from turnwise.engines.model.checkpoint_rows import CheckpointRows
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.loading import add_lora, choose_implementation, read_model, train_vision
+from turnwise.engines.model.loading import add_lora, choose_implementation, read_model, read_skeleton, train_vision
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.rank_setup import RankSetup
+from turnwise.ext.fsdp.rank_watch import count_progress
+from turnwise.ext.fsdp.shards import local_part, meta, own_rows
 from turnwise.ledger import Media
 
 T = TypeVar("T")
@@ -63,58 +66,117 @@ class RankModels:
     """Why the policy is given no images."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightGatherer:
-    """Gathers one weight from all ranks."""
+def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh, group: dist.ProcessGroup) -> RankModels:
+    """The models that are asked for, of which this rank reads its own rows alone; all ranks do so at once.
 
-    device: torch.device
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor
-        return shared_out_as(tensor, tensor.to_local().to(self.device)).full_tensor()
-
-
-def shared_out_as(other: Tensor, local: Tensor) -> DTensor:
-    """A tensor that is shared out as another is, of which this is the rank's own part."""
-    assert isinstance(other, DTensor)
-    return DTensor(local, other._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """A rank's own part of what is shared out, on the same memory."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> RankModels:
-    """Read the model, make of it what is asked for, and keep this rank's part of all."""
+    Of a GGUF file the numbers are packed: each rank reads the whole model and keeps its part, one rank after another.
+    """
     choice = choose_implementation(setup.source, setup.implementation)
-    policy, critic = read_model(setup.source, choice, torch.float32), None
+    if setup.source.gguf_file is None:
+        skeleton = _built(read_skeleton(setup.source, choice, torch.float32), setup, config, mesh)
+        _fill(skeleton, CheckpointRows(setup.source.folder))
+        return _finished(skeleton, setup, config, group)
+    built: _Built | None = None
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            built = _built(read_model(setup.source, choice, torch.float32), setup, config, mesh)
+        dist.barrier(group=group)
+        count_progress()
+    assert built is not None
+    return _finished(built, setup, config, group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """Models that are shared out, with their numbers or without."""
+
+    policy: PolicyModel
+    critic: Critic | None
+    root: Root
+    reference: Root | None
+    dtype: torch.dtype
+    device: str
+    """Where a rank's part of the parameters lies."""
+
+
+def _built(policy: PolicyModel, setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> _Built:
+    critic: Critic | None = None
+    if config.train_vision:
+        train_vision(policy)
+    if setup.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
+        critic = Critic.sharing(policy) if config.shared_critic else Critic.copying(policy)
+    start = copy.deepcopy(policy).requires_grad_(False) if setup.reference and not config.lora_rank else None
+    if config.lora_rank:
+        policy = add_lora(policy, config.lora_rank, config.lora_alpha, setup.seed)
+    dtype = working_dtype(config, policy)
+    refuse_narrow(policy, working=dtype, autocast=computes_narrow(config) and dtype is torch.float32)
+    how = _how(config, mesh, dtype)
+    reference = None if start is None else _shared_out(Root(start), how)
+    home = "cpu" if isinstance(how["offload_policy"], CPUOffloadPolicy) else mesh.device_type
+    return _Built(policy, critic, _shared_out(Root(policy, critic), how), reference, dtype, home)
+
+
+def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dist.ProcessGroup) -> RankModels:
+    """With what is known of them."""
+    policy, critic, root = built.policy, built.critic, built.root
     if policy.shape.no_packing is not None:
         raise EngineError(
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
             "cannot take as many passes as each other; set learner.processes=1"
         )
-    text_only = _why_text_only(policy, setup.picture if mesh.get_rank() == 0 else None)
-    if config.train_vision:
-        train_vision(policy)
-    if setup.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
-        critic = Critic.sharing(policy) if config.shared_critic else Critic.copying(policy)
-    if config.lora_rank:
-        policy = add_lora(policy, config.lora_rank, config.lora_alpha, setup.seed)
-    dtype = working_dtype(config, policy)
-    autocast = computes_narrow(config) and dtype is torch.float32
-    refuse_narrow(policy, working=dtype, autocast=autocast)
-    kinds = {name: torch.empty_like(tensor, device="meta") for name, tensor in policy.weights()}
-    same, unused = identity(policy, critic), _unused(critic)
-    start = copy.deepcopy(policy).requires_grad_(False) if setup.reference and not policy.has_adapter else None
-    how = _how(config, mesh, dtype)
-    reference = None if start is None else _shared_out(Root(start), how)
-    root = _shared_out(Root(policy, critic), how)
-    trained = {"policy": _trained(policy)}
-    if critic is not None:
-        trained["critic"] = _trained(critic)
-    return RankModels(policy, critic, root, reference, trained, unused, kinds, same, autocast, text_only)
+    text_only: str | None = "the model reads text only"
+    if policy.reads_images:
+        text_only = _together(root, lambda: _why_no_images(policy, setup.picture))
+    for model in (policy, *_copies(built)):
+        _trust_images(model)
+    trained = {"policy": _trained(policy)} | ({} if critic is None else {"critic": _trained(critic)})
+    kinds = dict(policy.weights(meta))
+    same = identity(policy, critic, lambda tensors: _totals(tensors, group))
+    autocast = computes_narrow(config) and built.dtype is torch.float32
+    return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
+
+
+def _copies(built: _Built) -> list[PolicyModel]:
+    """The models that begin as the policy does."""
+    trunk = None if built.critic is None else built.critic.trunk
+    reference = None if built.reference is None else built.reference.policy
+    return [model for model in (trunk, reference) if model is not None]
+
+
+def _fill(built: _Built, checkpoint: CheckpointRows) -> None:
+    """Read this rank's rows into parameters that are on the meta device so far, and try out code that is not ours."""
+    for root in (built.root, *([] if built.reference is None else [built.reference])):
+        root._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty_like(tensor, device=built.device) if tensor.is_meta else tensor
+        )
+
+    def place(tensor: Tensor) -> tuple[Tensor, int]:
+        count_progress()
+        return own_rows(tensor)
+
+    for model in (built.policy, *_copies(built)):
+        model.fill(checkpoint, place)
+    if not isinstance(built.policy, Decoder):
+        _together(built.root, built.policy.probe)
+    for model in _copies(built):
+        model.take_probe(built.policy)
+
+
+@torch.no_grad()
+def _together(root: Root, work: Callable[[], T]) -> T:
+    """What all ranks compute with whole weights, at once."""
+    result: T = root(work)
+    assert isinstance(root, FSDPModule)
+    root.reshard()
+    return result
+
+
+def _totals(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, int]:
+    """The sums of the bits of tensors of which every rank has a part."""
+    own = bit_totals({name: local_part(tensor) for name, tensor in tensors.items()})
+    totals = torch.tensor(list(own.values()), dtype=torch.int64)
+    dist.all_reduce(totals, group=group)
+    return dict(zip(own, totals.tolist(), strict=True))
 
 
 def _how(config: LearnerConfig, mesh: DeviceMesh, dtype: torch.dtype) -> dict[str, Any]:
@@ -130,7 +192,6 @@ def _shared_out(root: Root, how: Mapping[str, Any]) -> Root:
     """Bottom up; gradients are added over the ranks, since a minibatch's losses are its shares already."""
     models = [root.policy, *([] if root.critic is None or root.critic.trunk is None else [root.critic.trunk])]
     for model in models:
-        _trust_images(model)
         for layer in _layers(model):
             fully_shard(layer, **how)
     if root.critic is not None:
@@ -156,10 +217,8 @@ def _layers(model: PolicyModel) -> list[nn.Module]:
     return model.layer_modules() if isinstance(model, TransformersModel) else []
 
 
-def _why_text_only(policy: PolicyModel, picture: Media | None) -> str | None:
-    """Held against the model's own code while it is whole. One rank does so for all, which have the same files."""
-    if not policy.reads_images:
-        return "the model reads text only"
+def _why_no_images(policy: PolicyModel, picture: Media | None) -> str | None:
+    """Held against the model's own code, by all ranks at once."""
     try:
         policy.encode_images([] if picture is None else [picture])
     except EngineError as error:
@@ -168,7 +227,7 @@ def _why_text_only(policy: PolicyModel, picture: Media | None) -> str | None:
 
 
 def _trust_images(model: PolicyModel) -> None:
-    """The first image is not held against the model's own code again, which would wait for ranks that have none."""
+    """An image of the training is not held against the model's own code: that would wait for ranks that have none."""
     if model.reads_images:
         from turnwise.engines.model.vision_model import VisionModel
 

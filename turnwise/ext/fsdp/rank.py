@@ -29,10 +29,11 @@ from turnwise.engines.learners.state import below, check_names, differences
 from turnwise.engines.model.tensor_file import formats_of, write_stream
 from turnwise.errors import EngineError, StorageError
 from turnwise.ext.fsdp import state as sharded_state
-from turnwise.ext.fsdp.models import RankModels, WeightGatherer, local_part, open_models, shared_out_as
+from turnwise.ext.fsdp.models import open_models
 from turnwise.ext.fsdp.rank_group import Failed, failed
 from turnwise.ext.fsdp.rank_setup import RankPlace, RankSetup
 from turnwise.ext.fsdp.rank_watch import count_progress
+from turnwise.ext.fsdp.shards import WeightGatherer, local_part, shared_out_as
 
 STREAM_BYTES = 64 * 2**20
 """Weights that go to the driver in one answer, unless a single one is larger."""
@@ -85,13 +86,9 @@ class Rank:
         self._files = dist.new_group(backend="gloo", timeout=timeout)
         """For checkpoints, which are written while the others compute."""
         mesh = init_device_mesh(self.device.type, (position.size,))
-        models: RankModels | None = None
-        for turn in range(position.size):  # one whole model is in memory at a time, however many ranks there are
-            if turn == position.rank:
-                models = open_models(setup, self._config, mesh)
-            dist.barrier(group=self._files)
-            count_progress()
-        assert models is not None
+        models = open_models(setup, self._config, mesh, self._files)
+        dist.barrier(group=self._files)
+        count_progress()
         self._models, vocabulary = models, models.policy.shape.vocab_size
         rows = CHUNK_TOKENS if self.device.type == "cpu" else logit_rows(vocabulary, free_bytes(self.device))
         self._forward = ForwardPass(self.device, setup.temperature, models.autocast, rows)

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from turnwise.engines.learners.state import FILE, SHARDED, check_info, read_head
 from turnwise.errors import StorageError
+from turnwise.ext.fsdp.shards import own_rows
 
 INFO, METADATA = "info.json", ".metadata"
 FORMAT = 1
@@ -167,16 +168,9 @@ def _fill(target: Tensor, source: Any) -> None:
     if not isinstance(target, DTensor):
         target.copy_(source[:] if target.dim() else source)
         return
-    local = target.to_local()
+    local, start = own_rows(target)
     if len(local):
-        start = _first_row(target)
         local.copy_(source[start : start + len(local)])
-
-
-def _first_row(tensor: DTensor) -> int:
-    """Where a rank's rows begin: torch cuts a tensor into chunks of equal size, of which the last may be smaller."""
-    ranks = tensor.device_mesh.size()
-    return dist.get_rank() * -(-tensor.shape[0] // ranks)
 
 
 def read_whole(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

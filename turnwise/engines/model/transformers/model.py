@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.linear import linear
+from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import (
     Attend,
@@ -33,9 +35,10 @@ from turnwise.engines.model.policy_model import (
     keep_tensor,
 )
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.engines.model.token_logprobs import token_scores
-from turnwise.engines.model.transformers.attention import CURRENT, OURS, AttentionWatch
+from turnwise.engines.model.token_logprobs import LogitShape, token_scores
+from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionWatch
 from turnwise.engines.model.transformers.probe import probe
+from turnwise.engines.model.transformers.skeleton import empty_model
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
 
@@ -52,16 +55,15 @@ class TransformersModel(PolicyModel):
     _family: ClassVar[type[_BaseAutoModelClass]] = AutoModelForCausalLM
     _attention: ClassVar[Mapping[str, str]] = {"attn_implementation": OURS}
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, names: CheckpointNames | None = None) -> None:
+        """Without numbers where the `names` of a skeleton are given."""
         super().__init__()
         self.model = model
-        self._names = CheckpointNames(model)
+        self._names = names or CheckpointNames(model)
         self._takes = _accepted(model, self._decoder)
         self._checkpointed = _checkpointed_layers(model, self._decoder)
         self.eval()
-        probed = probe(model, self._decoder, self._base)
-        self.recomputes = probed.handed_down and bool(self._checkpointed)
-        self._logits = probed.logits
+        self._logits, self.recomputes = LogitShape(1.0, None), False
         written = json.loads(model.config.to_json_string())
         self.facts = {"config": {k: v for k, v in written.items() if k not in NOT_OF_THE_MODEL}, "lora": None}
         config = model.config.get_text_config()
@@ -69,11 +71,28 @@ class TransformersModel(PolicyModel):
             self._head.weight.shape[0],
             config.hidden_size,
             _context_length(model),
-            probed.caches,
-            probed.no_packing,
-            probed.no_caching,
-            probed.no_graphs,
+            (),
         )
+        if names is None:
+            self.probe()
+
+    def probe(self) -> None:
+        probed = probe(self.model, self._decoder, self._base)
+        self._logits, self.recomputes = probed.logits, probed.handed_down and bool(self._checkpointed)
+        self.shape = replace(
+            self.shape,
+            caches=probed.caches,
+            no_packing=probed.no_packing,
+            no_caching=probed.no_caching,
+            no_graphs=probed.no_graphs,
+        )
+
+    def take_probe(self, other: "TransformersModel") -> None:
+        self._logits, self.recomputes, self.shape = other._logits, other.recomputes, other.shape
+        for name, module in other._decoder.named_modules():
+            if hasattr(module, FACTS):
+                setattr(self._decoder.get_submodule(name), FACTS, getattr(module, FACTS))
+        self._decoder.set_attn_implementation(OURS)
 
     @property
     def _decoder(self) -> PreTrainedModel:
@@ -97,33 +116,18 @@ class TransformersModel(PolicyModel):
         trust_remote_code: bool = False,
     ) -> "TransformersModel":
         """The model of a Hugging Face folder, or of a GGUF file in it, with its weights made into `dtype`."""
-        try:
-            with _quiet():
-                if gguf_file is not None:
-                    return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
-                model, report = cls._family.from_pretrained(
-                    path,
-                    dtype=dtype,
-                    **cls._attention,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    trust_remote_code=trust_remote_code,
-                    output_loading_info=True,
-                )
-        except EngineError:
-            raise
-        except Exception as error:  # the library raises whatever the first broken file makes it stumble over
-            if "ignore_mismatched_sizes" in str(error):  # it points to a table that nobody sees
-                raise EngineError(f"{path}: its weights have other shapes than config.json says") from error
-            if isinstance(error, KeyError) and error.args == (OURS,):
-                raise EngineError(
-                    f"{path}: its class takes attention from a list of its own, so ours cannot take its place"
-                ) from error
-            if "is a per-layer attribute" in str(error):
-                raise EngineError(
-                    f"{path}: config.json has values for single layers (per_layer_config) that its class does not read"
-                ) from error
-            raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
+        with _refusing(path), _quiet():
+            if gguf_file is not None:
+                return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
+            model, report = cls._family.from_pretrained(
+                path,
+                dtype=dtype,
+                **cls._attention,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
         if lacking := sorted(report["missing_keys"]):  # transformers would go on with random ones
             raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")
         _refuse_more_layers(path, model, report["unexpected_keys"])
@@ -131,6 +135,24 @@ class TransformersModel(PolicyModel):
             kind = model.config.quantization_config.quant_method
             raise EngineError(f"{path} holds weights quantised by {kind}, which cannot be trained; take plain ones")
         return cls(model)
+
+    @classmethod
+    def skeleton(
+        cls, path: Path, dtype: torch.dtype = torch.float32, *, trust_remote_code: bool = False
+    ) -> "TransformersModel":
+        """The same without numbers, on the meta device: `fill` reads them, and then it has to `probe`."""
+        checkpoint = CheckpointRows(path)
+        with _refusing(path):
+            model = empty_model(cls._family, path, dtype, cls._attention, trust_remote_code)
+            names, unread = CheckpointNames.of_skeleton(model, checkpoint.shapes)
+        _refuse_more_layers(path, model, unread)
+        return cls(model, names)
+
+    def fill(self, checkpoint: CheckpointRows, own_rows: OwnRows) -> None:
+        with _refusing(checkpoint.folder):
+            lacking = self._names.fill(self._tensors(), checkpoint, own_rows)
+        if lacking:  # transformers would go on with random ones
+            raise EngineError(f"{checkpoint.folder} lacks the tensors {', '.join(lacking[:5])}")
 
     def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
         """The same model with factors to train beside its frozen weights; this one then answers with them too."""
@@ -242,6 +264,27 @@ class TransformersModel(PolicyModel):
         config = copy.deepcopy(self.model.config)
         config.architectures, config.dtype = [type(self.model).__name__], self.dtype
         config.save_pretrained(folder)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Around the library's reading of a folder, in our words."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+        if "ignore_mismatched_sizes" in str(error):  # it points to a table that nobody sees
+            raise EngineError(f"{path}: its weights have other shapes than config.json says") from error
+        if isinstance(error, KeyError) and error.args == (OURS,):
+            raise EngineError(
+                f"{path}: its class takes attention from a list of its own, so ours cannot take its place"
+            ) from error
+        if "is a per-layer attribute" in str(error):
+            raise EngineError(
+                f"{path}: config.json has values for single layers (per_layer_config) that its class does not read"
+            ) from error
+        raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
 
 
 @contextmanager

@@ -5,8 +5,9 @@ here are always those of the files, so that whoever reads the files can take the
 """
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -24,10 +25,20 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.errors import EngineError
 
 LAYER = re.compile(r"^.*?\.\d+\.")
 """What the weights of one layer have in common at the start of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor of a checkpoint, and the conversion that it goes into."""
+
+    name: str
+    pattern: str | None
+    converter: WeightConverter | None
 
 
 class CheckpointNames:
@@ -105,23 +116,99 @@ class CheckpointNames:
         return changed
 
     def _convert(self, group: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for target, sources in self._homes(group, own).items():
+            yield from self._converted(target, sources, group.__getitem__, own)
+
+    def _homes(self, names: Iterable[str], own: dict[str, Tensor]) -> dict[str, list[_Source]]:
+        """From which tensors of a checkpoint those in memory are made: by the first of them where a conversion makes
+        several."""
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
         by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-        collected: dict[str, WeightConverter] = {}
-        for name in sorted(group, key=dot_natural_key):
+        homes: dict[str, list[_Source]] = {}
+        for name in sorted(names, key=dot_natural_key):
             target, pattern = rename_source_key(name, renamings, converters, self._model.base_model_prefix, own)
             if target not in own and name in own:
                 target, pattern = name, None
-            if pattern is None:
-                yield target, group[name]
-            else:
-                converter = collected.setdefault(target, deepcopy(by_pattern[pattern]))
-                converter.add_tensor(target, name, pattern, group[name])
-        for target, converter in collected.items():
-            converted = converter.convert(target, model=_ByName(self._model, own), config=self._model.config)
-            for full, value in converted.items():
-                yield full, value[0] if isinstance(value, list) else value
+            converter = None if pattern is None else by_pattern[pattern]
+            homes.setdefault(target, []).append(_Source(name, pattern, converter))
+        return homes
+
+    def _converted(
+        self, target: str, sources: Sequence[_Source], read: Callable[[str], Tensor], own: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in memory that these sources make, which are read now."""
+        if sources[0].converter is None:
+            yield target, read(sources[-1].name)
+            return
+        converter = deepcopy(sources[0].converter)
+        for source in sources:
+            converter.add_tensor(target, source.name, source.pattern, read(source.name))
+        converted = converter.convert(target, model=_ByName(self._model, own), config=self._model.config)
+        for full, value in converted.items():
+            yield full, value[0] if isinstance(value, list) else value
+
+    # --- of a model without numbers --------------------------------------------------------------------------------
+
+    @classmethod
+    def of_skeleton(cls, model: PreTrainedModel, names: Iterable[str]) -> tuple["CheckpointNames", list[str]]:
+        """Those of a model without numbers that a checkpoint with these names is to be read into, as transformers reads
+        it; and the names that it has no place for."""
+        mapping = get_model_conversion_mapping(model)
+        model._weight_conversions = mapping
+        own = model.state_dict()
+        homes = cls(model)._homes(names, own)
+        model._weight_conversions = [entry for entry in mapping if entry.was_used()]
+        places = cls(model)
+        places._untied(own)  # as long as it shows who is tied to whom
+        return places, [source.name for target, sources in homes.items() if target not in own for source in sources]
+
+    @torch.no_grad()
+    def fill(self, tensors: dict[str, Tensor], checkpoint: CheckpointRows, own_rows: OwnRows) -> list[str]:
+        """Read this process's rows of these tensors by their names in memory, and return those that no tensor of the
+        checkpoint is for. What a conversion makes of several tensors is made whole first, one at a time."""
+        homes = {name: sources for name, sources in self._homes(checkpoint.shapes, tensors).items() if name in tensors}
+        tied, filled = self._model.all_tied_weights_keys, set[str]()
+        for target in sorted(homes, key=tied.__contains__):
+            for name, value in self._read_home(target, homes[target], tensors, checkpoint, own_rows):
+                own, _ = own_rows(tensors[name])
+                twin = tied.get(name)
+                if twin in filled and not torch.equal(value.to(own), own):
+                    raise EngineError(
+                        f"{checkpoint.folder}: {name} differs from {twin}, and config.json ties them: set "
+                        "tie_word_embeddings to false to use it"
+                    )
+                own.copy_(value)
+                filled.add(name)
+        missing = self._untied(tensors).keys() - filled
+        return sorted(name for name in missing if not any(tied.get(other) == name for other in filled))
+
+    def _read_home(
+        self,
+        target: str,
+        sources: Sequence[_Source],
+        tensors: dict[str, Tensor],
+        checkpoint: CheckpointRows,
+        own_rows: OwnRows,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """This process's rows of the tensors that these sources make, by their names in memory."""
+        own, first = own_rows(tensors[target])
+        if sources[0].converter is None and own.dim():
+            name = sources[-1].name
+            _check_shape(checkpoint, target, checkpoint.shapes[name], tensors[target])
+            yield target, checkpoint.rows(name, first, len(own))
+            return
+        dtype = own.dtype
+        whole = self._converted(target, sources, lambda name: checkpoint.whole(name).to(dtype), tensors)
+        for name, value in whole:
+            _check_shape(checkpoint, name, tuple(value.shape), tensors[name])
+            own, first = own_rows(tensors[name])
+            yield name, value[first : first + len(own)] if own.dim() else value
+
+
+def _check_shape(checkpoint: CheckpointRows, name: str, shape: tuple[int, ...], tensor: Tensor) -> None:
+    if shape != tuple(tensor.shape):
+        raise EngineError(f"{checkpoint.folder}: its weights have other shapes than config.json says ({name})")
 
 
 class _ByName:
