@@ -206,6 +206,9 @@ def test_the_loop_loads_no_guest():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = [name for name in loaded if name.startswith("turnwise.")]
     assert "turnwise.rollout.episode" in ours
+    later = ("chat.renderer", "config.compose", "data.rows", "engines.memory_plan", "reports.checks.run_checks")
+    assert [name for name in later if f"turnwise.{name}" in ours] == []
+    assert len(ours) <= 165, "import inside a function what only some runs, or only their ends, need"
     assert [name for name in ours if name.startswith("turnwise.ext.")] == []
     assert {"ray", "vllm", "sglang", "mcp", "verl", "trl", "gymnasium", "fastapi", "wandb"} & set(loaded) == set()
 

@@ -18,6 +18,7 @@ from turnwise.reports.task_metrics import declared_by
 from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import check_workers, open_workers, played_by
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trackers.notebook import progress_bars
@@ -53,6 +54,7 @@ def evaluate(
         scorer=scorer,
         interaction=interaction,
     )
+    check_workers(prepared)
     return run_stoppable(evaluate_prepared(prepared, console_or_stderr(console)))
 
 
@@ -73,7 +75,12 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
     config, start = prepared.config, time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_context(prepared, sampling=evaluation_sampling(config), say=run.note) as context:
+        drawn, here = evaluation_sampling(config), not config.rollout.workers
+        async with (
+            open_context(prepared, sampling=drawn, say=run.note, episodes=here) as opened,
+            open_workers(config, [prepared], opened.sampler, run.note) as workers,
+        ):
+            context = played_by(workers, opened, prepared)
             with _progress(run.console, len(prepared.samples) * config.eval.group_size) as on_trajectory:
                 await play_all(prepared, context, trajectories, on_trajectory)
             seconds = time.perf_counter() - start

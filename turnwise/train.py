@@ -69,8 +69,9 @@ async def train_prepared(
         with run.active():
             run.show_plan(prepared, plan_text(prepared, training=True))
             # Both have the same services: one note is enough.
-            services = prepared.running(run.note), heldout.running(lambda text: None)
-            async with services[0], services[1], open_engines(run.config, prepared, run.note) as engines:
+            here = not run.config.rollout.workers
+            services = prepared.running(run.note, episodes=here), heldout.running(lambda text: None, episodes=here)
+            async with services[0], services[1], open_engines(run.config, prepared, run.note, heldout) as engines:
                 run.resume(engines)
                 run.progress.after = None
                 with run.stop_on_signal():

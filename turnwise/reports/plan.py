@@ -75,6 +75,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     lines.append(f"sampling     {_drawn(config.sampling)}, seed {config.seed}")
     lines += [f"evaluations  {_drawn(evaluation_sampling(config))} (eval.sampling)"] if config.eval.sampling else []
     lines.append(f"budgets      {_budgets(config.rollout)}")
+    if workers := config.rollout.workers:
+        lines.append(f"workers      {workers} processes play the episodes, with tools, users and scorers of their own")
     lines.append(
         f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
         f"prompts over {config.data.max_prompt_tokens} tokens"

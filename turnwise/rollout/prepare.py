@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -69,13 +69,21 @@ class Prepared:
     users: Users
     plan: Plan
     scoring: Scoring
+    split: str = ""
+    """Which samples these are: train or test."""
+    of_caller: tuple[str, ...] = ()
+    """What came as Python objects in place of what the config names: samples, tools, scorer, interaction."""
 
     @asynccontextmanager
-    async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools, clients and scorers need is started, and stopped on every path."""
-        async with placement_of(self.config).services(say):
-            async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
-                yield
+    async def running(self, say: Callable[[str], None], *, episodes: bool = True) -> AsyncIterator[None]:
+        """What tools, clients and scorers need is started, and stopped on every path; without `episodes`, which other
+        processes play, what scorers need alone."""
+        async with placement_of(self.config).services(say), AsyncExitStack() as stack:
+            if episodes:
+                await stack.enter_async_context(self.toolbox.running(say))
+                await stack.enter_async_context(self.plan.running())
+            await stack.enter_async_context(self.scoring.running())
+            yield
 
 
 def prepare(
@@ -87,8 +95,10 @@ def prepare(
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
     interaction: UserLike | None = None,
+    beside: Prepared | None = None,
 ) -> Prepared:
-    """Resolve every name for this split; what is given here replaces the configured parts."""
+    """Resolve every name for this split; what is given here replaces the configured parts. `beside` is another split
+    of the same run, whose tools serve both."""
     from turnwise.data.python_samples import program_samples
 
     check_config(config)
@@ -96,9 +106,12 @@ def prepare(
     where.check()
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
-    specs = config.rollout.tools if tools is None else []
-    loaded = [each for spec in specs for each in load_tools(spec, config)]
-    loaded += [as_tool(entry) for entry in tools or ()]
+    if beside is not None:
+        loaded = beside.toolbox.shared()
+    else:
+        specs = config.rollout.tools if tools is None else []
+        loaded = [each for spec in specs for each in load_tools(spec, config)]
+        loaded += [as_tool(entry) for entry in tools or ()]
     toolbox = Toolbox(loaded, config.rollout, config)
     users = Users(config, interaction)
     chosen = load_samples(config, split, limit) if samples is None else program_samples(samples, limit)
@@ -123,7 +136,11 @@ def prepare(
     if scorer is None:
         Scoring.check(config.scoring, chosen, task_scorers=known_scorers())
     choice = None if model is None else model[0]
-    return Prepared(config, chosen, dropped, choice, renderer, toolbox, users, plan, scoring)
+    objects = {"samples": samples, "tools": tools or None, "scorer": scorer, "interaction": interaction}
+    of_caller = tuple(name for name, value in objects.items() if value is not None)
+    return Prepared(
+        config, chosen, dropped, choice, renderer, toolbox, users, plan, scoring, split=split, of_caller=of_caller
+    )
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
@@ -270,22 +287,25 @@ async def open_context(
     prepared: Prepared,
     script: "Script | None" = None,
     *,
+    episodes: bool = True,
     sampling: SamplingConfig | None = None,
     say: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RolloutContext]:
     """The context with its engine running; the engine is closed on every path.
 
     A script replaces the engine, `sampling` the config's. `say` is told what was measured and decided meanwhile.
+    Without `episodes`, which other processes play, tools are not started.
     """
     tell, drawn = say or (lambda text: None), sampling or prepared.config.sampling
-    async with prepared.running(tell), _engine(prepared, script, drawn, tell) as context:
+    async with prepared.running(tell, episodes=episodes), engine_context(prepared, script, drawn, tell) as context:
         yield context
 
 
 @asynccontextmanager
-async def _engine(
+async def engine_context(
     prepared: Prepared, script: "Script | None", sampling: SamplingConfig, tell: Callable[[str], None]
 ) -> AsyncIterator[RolloutContext]:
+    """The context with its engine running, where tools and scorers run already."""
     from turnwise.engines.samplers.scripted import scripted_sampler
     from turnwise.rollout.scripted_backend import ScriptedBackend
 
@@ -348,10 +368,12 @@ def token_context(
             raise TemplateError(unread)
         return make_backend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
-    return _context(prepared, sampling, backend)
+    return _context(prepared, sampling, backend, sampler)
 
 
-def _context(prepared: Prepared, sampling: SamplingConfig, make_backend: MakeBackend) -> RolloutContext:
+def _context(
+    prepared: Prepared, sampling: SamplingConfig, make_backend: MakeBackend, sampler: Sampler | None = None
+) -> RolloutContext:
     config = replace(prepared.config, sampling=sampling)
     kind = adapted("conversation", config, {}) or Conversation
-    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.users, make_backend, kind)
+    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.users, make_backend, kind, sampler)

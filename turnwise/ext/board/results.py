@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.ext.board.columns import Snapshot, clean_text
+from turnwise.ext.board.columns import Snapshot
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.run_summary import number, read_report
 from turnwise.storage.run_dir import RunDir
 

@@ -7,6 +7,7 @@ from turnwise.config.check import check_config
 from turnwise.rollout.prepare import Prepared, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import check_workers
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.training.runs.python_arguments import check_given, describe
@@ -49,8 +50,10 @@ def prepare_training(
         "test",
         samples=eval_samples,
         limit=config.eval.samples if eval_samples is None else None,
-        tools=prepared.toolbox.shared(),
+        tools=tools,
         scorer=scorer,
         interaction=interaction,
+        beside=prepared,
     )
+    check_workers(prepared)
     return prepared, heldout, parts
