@@ -33,6 +33,7 @@ EXTENSIONS_USE = {
     "board": set[str](),
     "conversations": set[str](),
     "fsdp": set[str](),
+    "dpo": {"conversations"},  # a row is two conversations
     "gym": set[str](),
     "http_env": set[str](),
     "judge": set[str](),

@@ -86,6 +86,8 @@ class Extension:
     """The same of what is not learned: its loss is measured while the others are."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """By a key of its section: once it is set, (config, trajectory) -> the turns that are not learned."""
+    lessons: Mapping[str, str] = field(default_factory=dict)
+    """By a key of its section: once it is set, (config) -> a `training.sft.Lesson`: what else than to imitate."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """By a column of rows that have no `prompt`: (columns) -> the same with one."""
     trackers: Mapping[str, Named] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
+from turnwise.config.sections import value_of
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
 from turnwise.engines.learners.threads import computing
@@ -25,6 +26,7 @@ from turnwise.engines.opener import LearnerParts, model_source
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.extensions import named
 from turnwise.ledger import Media
 from turnwise.reports.evaluation import Printable
 from turnwise.reports.learned_tokens import LearnedTokens
@@ -47,11 +49,12 @@ from turnwise.training.runs.run import console_or_stderr, printer
 from turnwise.training.runs.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
 from turnwise.training.sft import (
+    Imitation,
+    Lesson,
     check_sequences,
     count_updates,
     fingerprint,
     heldout_loss,
-    learn,
     learner_config,
     shuffled,
 )
@@ -170,7 +173,7 @@ def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
     played = replace(config, sft=replace(config.sft, traces=min(config.sft.traces, PREVIEWED)))
     source = _source(played, _student(config, renderer), None, None, console)
     demonstrations = source if isinstance(source, Demonstrations) else run_stoppable(_play(*source, console))
-    sequences = to_sequences(demonstrations.used)
+    sequences = _lesson(config).sequences(demonstrations.used)
     check_sequences(sequences)
     plan = _plan(config, count_updates(sequences, config.sft, config.seed), sequences)
     return LearnedTokens(
@@ -194,6 +197,15 @@ def _source(
         return demonstrations
     script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
     return script, prepared
+
+
+def _lesson(config: Config) -> Lesson:
+    """To imitate, or what an extension is asked to teach instead."""
+    specs = {spec for key, spec in named("lessons").items() if value_of(config, key)}
+    if len(specs) > 1:
+        raise ConfigError(f"one lesson at a time, not {' and '.join(sorted(specs))}")
+    lesson: Lesson = load(specs.pop(), "lesson")(config) if specs else Imitation()
+    return lesson
 
 
 def _student(config: Config, renderer: Renderer) -> Student:
@@ -242,7 +254,8 @@ async def _run(
 
 async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations, heldout: list[TrainSequence]) -> None:
     """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
-    config, sequences, progress = run.config, to_sequences(demonstrations.used), run.progress
+    config, progress, lesson = run.config, run.progress, _lesson(run.config)
+    sequences = lesson.sequences(demonstrations.used)
     check_sequences(sequences)
     steps = count_updates(sequences, config.sft, config.seed)
     # Tokens are learned as they are, whatever temperature they were sampled at.
@@ -251,14 +264,15 @@ async def _train(run: SftRun, renderer: Renderer, demonstrations: Demonstrations
     memory = memory_here(config, Training(), samples=False)
     opened = open_tuned(taught, renderer, LearnerParts(updates=steps), memory, run.note)
     with closing(opened) as learner:
+        # more threads are slower on small models and busy machines
+        in_threads, budget = computing(max(1, config.engine.threads), learner.device), config.learner.token_budget
+        await asyncio.to_thread(in_threads(lesson.prepare), learner, sequences, budget)
         run.begin(learner, steps, fingerprint(sequences))
         run.note(_plan(config, steps, sequences))
         for line in () if memory is None else memory.lines():
             run.note(line)
-        # more threads are slower on small models and busy machines
-        in_threads = computing(max(1, config.engine.threads), learner.device)
         batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-        update, measure, budget = in_threads(learn), in_threads(heldout_loss), config.learner.token_budget
+        update, measure = in_threads(lesson.learn), in_threads(heldout_loss)
         if heldout and progress.first_heldout is None:
             progress.first_heldout = await asyncio.to_thread(measure, learner, heldout, budget)
             run.note(f"loss of {len(heldout)} held-out conversations: {progress.first_heldout:.3f}")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import DataError
-from turnwise.training.sequences import LEFT_OUT, batches, to_sequences, trainable, write_back
+from turnwise.training.sequences import LEFT_OUT, to_sequences, trainable, write_back
 from turnwise.types import (
     FinishReason,
     Group,
@@ -108,13 +108,6 @@ def test_misaligned_arrays_are_refused(draw):
     for read in (made.check, lambda: made.gather("advantages")):
         with pytest.raises(ValueError, match="advantages of trajectory 0 has 1 entries for 6 tokens"):
             read()
-
-
-def test_batches_keep_the_order_and_the_budget(draw):
-    data = [draw("p" * n + "a") for n in (3, 5, 2, 9, 1)]
-    made = list(batches(data, [4, 0, 1, 2, 3], token_budget=8))
-    assert [len(s.token_ids) for batch in made for s in batch] == [2, 4, 6, 3, 10]
-    assert all(sum(len(s.token_ids) for s in batch) <= 8 or len(batch) == 1 for batch in made)
 
 
 def test_what_training_computed_is_written_into_the_trajectories():

@@ -77,7 +77,8 @@ def _prepare(config: "Config", number: int | None, terminal: "Terminal", *, simu
 
     sample = _sample(config, number)
     if not simulated:
-        sample = replace(sample, interaction=None)
+        info = {key: value for key, value in sample.info.items() if key != "interaction_kwargs"}
+        sample = replace(sample, interaction=None, info=info)  # what the row tells its user is nothing to a person
         free = replace(config.rollout, max_user_turns=None, max_assistant_turns=None, max_tokens=None, max_seconds=None)
         config = replace(config, rollout=free)
     user, scorer = None if simulated else terminal.user, _unscored if number is None else None

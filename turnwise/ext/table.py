@@ -34,6 +34,11 @@ OURS = {
         ),
         section="turnwise.ext.conversations.config:ConversationsConfig",
     ),
+    "dpo": Extension(
+        demonstrations={f"dpo.{key}": f"turnwise.ext.dpo.pairs:of_{key}" for key in ("files", "recorded")},
+        lessons=dict.fromkeys(("dpo.files", "dpo.recorded"), "turnwise.ext.dpo.lesson:Preferences"),
+        section="turnwise.ext.dpo.config:DpoConfig",
+    ),
     "fsdp": Extension(learners={"sharded": "turnwise.ext.fsdp.opening"}, section="turnwise.ext.fsdp.config:FsdpConfig"),
     "gym": Extension(loops={"gym_env": "turnwise.ext.gym.loop:gym_env"}),
     "http_env": Extension(

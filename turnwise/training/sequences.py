@@ -219,18 +219,3 @@ def _recorded(values: Floats | None) -> NDArray[np.float32] | None:
 def trainable(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:
     """Without those left out: a failure of the infrastructure teaches nothing."""
     return [sequence for sequence in sequences if sequence.group != LEFT_OUT]
-
-
-def batches(sequences: list[TrainSequence], order: Iterable[int], token_budget: int) -> Iterable[list[TrainSequence]]:
-    """Sequences in this order, as many to a batch as the token budget takes (one at least)."""
-    batch: list[TrainSequence] = []
-    size = 0
-    for index in order:
-        length = len(sequences[index].token_ids)
-        if batch and size + length > token_budget:
-            yield batch
-            batch, size = [], 0
-        batch.append(sequences[index])
-        size += length
-    if batch:
-        yield batch

@@ -4,15 +4,17 @@ import hashlib
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from turnwise.config import LearnerConfig, SftConfig
 from turnwise.config.choices import Decay
 from turnwise.engines.learners.learner import SUPERVISED, Learner, NotFinite, Who
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
-from turnwise.training.sequences import TrainSequence, batches
+from turnwise.training.sequences import LEFT_OUT, TrainSequence, to_sequences
+from turnwise.types import Trajectory
 
 PASSES = 3
 """How often the trajectories are gone through when nobody says how many updates there shall be."""
@@ -34,6 +36,8 @@ class SftStep:
     policy_tokens: int
     """Among them, those that were learned."""
     seconds: float
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of a lesson's own, under the names that metrics.jsonl has."""
 
     def metrics(self) -> dict[str, float]:
         """The numbers under the names that metrics.jsonl has."""
@@ -45,7 +49,34 @@ class SftStep:
             "perf/total_num_tokens": self.tokens,
             "perf/throughput": self.tokens / self.seconds,
             "timing_s/step": self.seconds,
+            **self.measured,
         }
+
+
+class Lesson(Protocol):
+    """What a fine-tuning makes of its trajectories; an extension may bring another than to imitate them."""
+
+    def sequences(self, trajectories: Sequence[Trajectory]) -> list[TrainSequence]:
+        """What is learned from; sequences of one group stay in one batch."""
+
+    def prepare(self, learner: Learner, sequences: Sequence[TrainSequence], token_budget: int | None) -> None:
+        """Called with the learner as it starts, before any step of the run."""
+
+    def learn(self, learner: Learner, batch: Sequence[TrainSequence], token_budget: int | None) -> SftStep:
+        """One update."""
+
+
+class Imitation:
+    """Every token of the policy's is made more likely."""
+
+    def sequences(self, trajectories: Sequence[Trajectory]) -> list[TrainSequence]:
+        return to_sequences(trajectories)
+
+    def prepare(self, learner: Learner, sequences: Sequence[TrainSequence], token_budget: int | None) -> None:
+        """Nothing is asked of the start."""
+
+    def learn(self, learner: Learner, batch: Sequence[TrainSequence], token_budget: int | None) -> SftStep:
+        return learn(learner, batch, token_budget)
 
 
 def learner_config(learner: LearnerConfig, sft: SftConfig) -> LearnerConfig:
@@ -88,9 +119,22 @@ def shuffled(sequences: list[TrainSequence], batch_tokens: int, seed: int) -> It
 
 def _one_pass(sequences: list[TrainSequence], budget: int, seed: int, epoch: int) -> Iterator[list[TrainSequence]]:
     """As few batches as the budget allows, filled evenly: a small rest would move the weights as a full one does."""
-    order = list(range(len(sequences)))
+    units: dict[tuple[int, int], list[TrainSequence]] = {}
+    for number, sequence in enumerate(sequences):
+        units.setdefault((sequence.group, number if sequence.group == LEFT_OUT else 0), []).append(sequence)
+    order = list(units.values())
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    yield from batches(sequences, order, _even_budget([len(sequences[index].token_ids) for index in order], budget))
+    lengths = [sum(len(sequence.token_ids) for sequence in unit) for unit in order]
+    even = _even_budget(lengths, budget)
+    batch: list[TrainSequence] = []
+    size = 0
+    for unit, length in zip(order, lengths, strict=True):
+        if batch and size + length > even:
+            yield batch
+            batch, size = [], 0
+        batch, size = [*batch, *unit], size + length
+    if batch:
+        yield batch
 
 
 def _even_budget(lengths: Sequence[int], budget: int) -> int:

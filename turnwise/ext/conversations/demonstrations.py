@@ -45,19 +45,15 @@ def read_held_out(config: Config, student: Student, note: Callable[[str], None])
 
 def _read(files: dict[Path, str], config: Config, student: Student, note: Callable[[str], None]) -> Demonstrations:
     settings = section(config, ConversationsConfig)
-    reader = _Reader(config, settings, student, note, ImageCells(config.data.images_from))
+    reader = RowReader(config, settings, student, note, ImageCells(config.data.images_from))
     run_stoppable(reader.read(files))
-    dropped = {f"{reason} (first: {first})": count for reason, (count, first) in reader.refused.items()}
-    if not reader.used:
-        why = "; ".join(f"{count} {reason}" for reason, count in dropped.items())
-        raise DataError(f"none of {reader.rows} conversations is left to learn from: {why}")
-    if reader.unread:
-        note(f"not read: {', '.join(sorted(reader.unread))}")
-    return Demonstrations(reader.used, reader.rows, dropped, "imported")
+    return reader.demonstrations("imported")
 
 
 @dataclass(slots=True)
-class _Reader:
+class RowReader:
+    """Makes an episode of each row, and counts those that cannot be one."""
+
     config: Config
     settings: ConversationsConfig
     student: Student
@@ -71,7 +67,7 @@ class _Reader:
     _checkers: dict[str, ArgumentChecker] = field(default_factory=dict)
 
     async def read(self, files: dict[Path, str]) -> None:
-        offered = self._offered() if self.settings.tools is RowTools.rollout else []
+        offered = self.offered()
         for path, label in files.items():
             layout: RowLayout | None = None
             before, used = self.rows, len(self.used)
@@ -79,26 +75,40 @@ class _Reader:
                 layout = layout or layout_of(row.values, row.name)
                 self.rows += 1
                 try:
-                    self.used.append(await self._trajectory(row, layout, offered))
-                except FieldError as error:
-                    self._refuse(f"{_PLACES.sub('[]', error.field)}: {error.problem}", row)
-                except DataError as error:
-                    self._refuse(str(error), row)
+                    self.used.append(await self.trajectory(row, layout, offered))
+                except (FieldError, DataError) as error:
+                    self.refuse(error, row)
             name = "" if layout is None else layout.name
             self.note(f"{label}: {self.rows - before} rows, {len(self.used) - used} of them used; read as {name}")
 
-    def _offered(self) -> list[JsonSchema]:
+    def demonstrations(self, origin: str) -> Demonstrations:
+        """All that was read; DataError when nothing of it can be learned."""
+        dropped = {f"{reason} (first: {first})": count for reason, (count, first) in self.refused.items()}
+        if not self.used:
+            why = "; ".join(f"{count} {reason}" for reason, count in dropped.items())
+            raise DataError(f"none of {self.rows} conversations is left to learn from: {why}")
+        if self.unread:
+            self.note(f"not read: {', '.join(sorted(self.unread))}")
+        return Demonstrations(self.used, self.rows, dropped, origin)
+
+    def offered(self) -> list[JsonSchema]:
+        """The tools of rows that name none."""
         config = self.config
+        if self.settings.tools is not RowTools.rollout:
+            return []
         tools = [each for spec in config.rollout.tools for each in load_tools(spec, config)]
         toolbox = Toolbox(tools, config.rollout, config)
         return toolbox.schemas(toolbox.common)
 
-    def _refuse(self, reason: str, row: Row) -> None:
-        reason = shorten(reason, _LONGEST)
+    def refuse(self, error: FieldError | DataError, row: Row) -> None:
+        """Count the row as left out, by its reason."""
+        text = _PLACES.sub("[]", str(error)) if isinstance(error, FieldError) else str(error)
+        reason = shorten(text, _LONGEST)
         count, first = self.refused.get(reason, (0, f"{row.name} row {row.number}"))
         self.refused[reason] = count + 1, first
 
-    async def _trajectory(self, row: Row, layout: RowLayout, offered: list[JsonSchema]) -> Trajectory:
+    async def trajectory(self, row: Row, layout: RowLayout, offered: list[JsonSchema]) -> Trajectory:
+        """The row as an episode of the student's; FieldError or DataError for one that cannot be."""
         talk = read_row(row.values, layout, self.images.of_row(row.file, None))
         self.unread |= talk.unread
         tools = offered if talk.tools is None else talk.tools

@@ -49,9 +49,7 @@ def layout_of(values: Values, where: str) -> RowLayout:
         if all(column in values for column in layout.columns):
             return _by_speakers(layout, values)
     if "chosen" in values and "rejected" in values:
-        raise DataError(
-            f"{where}: pairs of answers (chosen, rejected) teach a preference; here conversations are learned"
-        )
+        raise DataError(f"{where}: pairs of answers (chosen, rejected) teach a preference: name the file in dpo.files")
     names = sorted({column for layout in LAYOUTS for column in layout.columns})
     hints = [nearest(shorten(column), names) for column in values]
     hint = next((text for text in hints if text.startswith("did you mean")), "")
