@@ -159,7 +159,10 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return made
 
 
-@pytest.mark.parametrize("name", CASES)
+LATER = ("transformers",)  # the other three have its parts: this model, all weights, a critic of its own
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LATER)) for name in CASES])
 def test_several_processes_compute_what_one_computes(
     name: str, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
 ) -> None:
