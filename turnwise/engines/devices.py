@@ -180,6 +180,15 @@ def choose(config: Config, visible: VisibleGpus | None = None) -> EngineChoice:
     )
 
 
+def published_format(config: Config) -> Precision:
+    """The number format that weights are published in: the sampler's, so that no more travels than it keeps. Of a
+    sampler of the user's and of servers that somebody else started it is not known: float32, which loses nothing."""
+    told = "model.precision" in extensions.engine(config.engine.name).reads
+    if not told or (config.model.precision is None and opener_of(config).keeps_weights(config)):
+        return Precision.float32
+    return choose(config).precision
+
+
 def device_of(wanted: str, visible: VisibleGpus | None = None) -> str:
     """`learner.device` as cpu or cuda:N; one that is not there is a ConfigError."""
     if wanted == "cpu":

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -193,6 +193,28 @@ def test_several_processes_compute_what_one_computes(
         ModelSource("saved", tmp_path / "policy"), case.implementation), torch.float32)  # fmt: skip
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in saved.weights())
     assert (tmp_path / "policy_adapter/adapter_model.safetensors").is_file() == bool(case.lora_rank)
+
+
+@pytest.mark.parametrize("name", ["native", "transformers, LoRA"])
+def test_weights_are_given_in_the_format_of_who_samples(
+    name: str, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
+) -> None:
+    setup = setup_of(CASES[name], models)
+    given: list[dict[str, Tensor]] = []
+    for format_ in ("float32", "bfloat16"):
+        learner = ShardedLearner(groups[2], replace(setup, published=format_))
+        learner.update(batches(1), OBJECTIVE)
+        given.append(weights(learner))
+    wide, narrow = given
+    assert wide.keys() == narrow.keys()
+    assert all(torch.equal(tensor, wide[key].bfloat16()) for key, tensor in narrow.items())
+    learner.save_policy(tmp_path)
+    saved = read_model(
+        ModelSource("saved", tmp_path / "policy"),
+        choose_implementation(ModelSource("saved", tmp_path / "policy"), setup.implementation),
+        torch.float32,
+    )
+    assert all(torch.equal(tensor, wide[key]) for key, tensor in saved.weights()), "with all its digits"
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
+from turnwise.config.choices import Precision
 from turnwise.config.sections import section
-from turnwise.engines.devices import rank_devices
+from turnwise.engines.devices import published_format, rank_devices
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.open_in_process import implementation_of
 from turnwise.engines.opener import LearnerParts, Say, model_source, small_picture
@@ -33,7 +34,8 @@ async def open_beside(
     """The learner of a training, which leaves the sampler its GPU; its processes end with the block."""
     ranks = local_ranks(config, samples=True)
     try:
-        yield await asyncio.to_thread(open_over_ranks, config, renderer, parts, ranks, say)
+        published = published_format(config)
+        yield await asyncio.to_thread(open_over_ranks, config, renderer, parts, ranks, say, published)
     finally:
         ranks.stop()
 
@@ -45,7 +47,14 @@ def local_ranks(config: Config, *, samples: bool) -> LocalRanks:
     return LocalRanks(devices, threads, section(config, FsdpConfig).hang_seconds)
 
 
-def open_over_ranks(config: Config, renderer: Renderer, parts: LearnerParts, ranks: Ranks, say: Say) -> ShardedLearner:
+def open_over_ranks(
+    config: Config,
+    renderer: Renderer,
+    parts: LearnerParts,
+    ranks: Ranks,
+    say: Say,
+    published: Precision = Precision.float32,
+) -> ShardedLearner:
     """A learner over these ranks, which it starts; they are ended where that fails."""
     source = model_source(config)
     setup = RankSetup(
@@ -58,6 +67,7 @@ def open_over_ranks(config: Config, renderer: Renderer, parts: LearnerParts, ran
         critic=parts.critic,
         reference=parts.reference,
         picture=None if renderer.images is None else renderer.images.prepare(small_picture()),
+        published=published.value,
         hang_seconds=section(config, FsdpConfig).hang_seconds,
     )
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)

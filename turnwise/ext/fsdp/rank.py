@@ -112,7 +112,7 @@ class Rank:
             logit_bytes=4 * rows * vocabulary,
             memory_bytes=None,
         )
-        self._step = 0
+        self._step, self._published = 0, setup.published
         self._stream: Iterator[tuple[str, Tensor]] = iter(())
         self._saving: Future[Any] | None = None
 
@@ -236,13 +236,16 @@ class Rank:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def begin_weights(self) -> None:
-        """Start to give the policy's weights, from the first one."""
-        self._stream = self.whole_weights()
+        """Start to give the policy's weights, from the first one, in the number format of who samples."""
+        self._stream = self.whole_weights(getattr(torch, self._published))
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights by name, each gathered from all ranks, which must all ask for it."""
-        for name, tensor in self._models.policy.weights(self._whole):
-            yield name, tensor
+    def whole_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights by name, each gathered from all ranks, which must all ask for it; in this number format,
+        and narrowed before they travel unless factors are added to them first."""
+        policy = self._models.policy
+        narrowed = None if policy.has_adapter else dtype
+        for name, tensor in policy.weights(replace(self._whole, dtype=narrowed)):
+            yield name, tensor.to(dtype or tensor.dtype)
             count_progress()
 
     @torch.no_grad()

@@ -24,6 +24,9 @@ class RankSetup:
     reference: bool = False
     picture: Media | None = None
     """A small one, for finding out whether the model makes of an image what its own code makes of it."""
+    published: str = "float32"
+    """The number format that weights are given in, as torch calls it: the sampler's, so that no more travels than it
+    keeps."""
     hang_seconds: float = 1800.0
 
 
