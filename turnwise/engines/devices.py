@@ -9,7 +9,7 @@ from typing import Protocol
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
 from turnwise.config.choices import OptimizerName, Precision
-from turnwise.engines.opener import opener_of
+from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.plugins import load
 
@@ -218,6 +218,7 @@ def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples:
     """Where the processes of a sharded learner compute: a GPU each, behind the one that this process samples on, or all
     on the CPU. What cannot be is a ConfigError."""
     learner, count = config.learner, config.learner.processes
+    sharded_learners().replicas(config)
     if count == 1:
         return (device_of(learner.device, visible),)
     if learner.optimizer is OptimizerName.adamw8bit:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
@@ -85,7 +85,7 @@ class Rank:
         )
         self._files = dist.new_group(backend="gloo", timeout=timeout)
         """For checkpoints, which are written while the others compute."""
-        mesh = init_device_mesh(self.device.type, (position.size,))
+        mesh = _mesh(self.device.type, position.size, setup.replicas)
         models = open_models(setup, self._config, mesh, self._files)
         dist.barrier(group=self._files)
         count_progress()
@@ -340,6 +340,13 @@ class Rank:
         if owner is None or what not in ("exp_avg", "exp_avg_sq", "step"):
             return None
         return torch.Size(()) if what == "step" else owner.shape
+
+
+def _mesh(device: str, size: int, replicas: int) -> DeviceMesh:
+    """Copies of the state by the ranks that each is shared out over; where there is one copy, those ranks alone."""
+    if replicas == 1:
+        return init_device_mesh(device, (size,))
+    return init_device_mesh(device, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
 
 
 def _meeting(position: RankPlace, timeout: timedelta) -> Store:
