@@ -231,7 +231,7 @@ class Bench:
         """Every episode once, all under way together."""
 
         async def run(sample: Sample) -> Group:
-            return await run_group(sample, size=self.group, step=step, context=context)
+            return await run_group(sample, range(self.group), step=step, context=context)
 
         wall, cpu, count = time.perf_counter(), time.process_time(), len(self.samples)
         async with Collector(self.samples, run, running=count, ahead=count) as collector:

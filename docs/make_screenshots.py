@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 LARGEST = 200_000
-COLOURS = 128
+COLOURS = 256
 SIZE = {"width": 1280, "height": 800}
 TALL = {"width": 1280, "height": 1120}
 NARROW = {"width": 390, "height": 780}
@@ -66,17 +66,21 @@ def board(runs: list[Path]) -> Iterator[str]:
 
 
 def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str, dict[str, int]]]:
-    """(name, page, theme, size) of every picture; a right answer after several calls is the example."""
+    """(name, page, theme, size) of every picture; a right answer after several calls is the example, where others of
+    its group were wrong."""
     page = browser.new_page()
     page.goto(address)
 
     def ask(path: str) -> Any:
         return page.evaluate("async (path) => (await fetch(path)).json()", path)
 
-    rows = ask(f"/api/runs/{run}/trajectories?split=train&sort=calls&order=desc&limit=1&filter=right")["rows"]
+    rows = ask(
+        f"/api/runs/{run}/trajectories?split=train&sort=calls&order=desc&limit=1&filter=right%20and%20advantage%20%3E%200"
+    )["rows"]
     row = rows[0] if rows else ask(f"/api/runs/{run}/trajectories?split=all&limit=1")["rows"][0]
     held_out = (ask(f"/api/runs/{run}/trajectories?split=eval&limit=1")["rows"] or [row])[0]  # of every evaluation
     runs = ask("/api/runs")["runs"]
+    about = next(one for one in runs if one["name"] == run)
     probe = next((one["name"] for one in runs if one["command"] == "probe"), None)
     asked = f"/api/runs/{probe}/trajectories?split=eval&sort=calls&order=desc&limit=1"
     looked = ask(asked)["rows"][0] if probe else None
@@ -96,6 +100,9 @@ def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str,
     }
     if evaluation := next((one["name"] for one in runs if one["command"] == "eval"), None):
         pages["results"] = f"#/run/{evaluation}/curves"
+    seeds = [one["name"] for one in runs if one["command"] == "train" and one["task"] == about["task"]]
+    if len(seeds) > 2:
+        pages["compare"] = f"#/compare?runs={','.join(seeds)}"
     if looked:
         pages["probe"] = f"#/run/{probe}/curves"
     made = [(name, path, "light", SIZE) for name, path in pages.items()]

@@ -92,7 +92,7 @@ class ScriptedRollout:
         return await run_episode(self.samples[number], sibling=sibling, step=0, context=self.context)
 
     async def group(self, size: int, number: int = 0) -> Group:
-        return await run_group(self.samples[number], size=size, step=0, context=self.context)
+        return await run_group(self.samples[number], range(size), step=0, context=self.context)
 
     def play(self, number: int = 0) -> Trajectory:
         return asyncio.run(self.episode(number))

@@ -526,7 +526,11 @@ def test_commands(command: str) -> None:
     ("rescore", "turnwise rescore: the following arguments are required: RUN ("),
     ("board --port x", "turnwise board: argument --port: invalid int value: 'x'"),
     ("eval --config", "turnwise eval: argument --config: expected one argument"),
-    ("train --steps 3", "turnwise train: '--steps' is not an option: config values are written key=value, as in sft.steps or training.steps="),
+    ("train --steps 3", "turnwise train: '--steps' is not an option: config values are written key=value, as in training.steps="),
+    ("sft --steps 3", "turnwise sft: '--steps' is not an option: config values are written key=value, as in sft.steps="),
+    ("train training.seed=1", "turnwise train: command line: unknown key 'training.seed': did you mean 'seed'?"),
+    ("train training.keep_checkpoints=1", "turnwise train: command line: unknown key 'training.keep_checkpoints': did you mean 'training.keep'?"),
+    ("train group_sise=1", "turnwise train: command line: unknown key 'group_sise': did you mean 'eval.group_size' or 'training.group_size'?"),
     ("eval --jsn", "turnwise eval: unknown argument of `turnwise eval` '--jsn': did you mean '--json'?"),
     ("prepare gsm8k --flavor tool", "turnwise prepare: unknown argument of `turnwise prepare gsm8k` '--flavor': did you mean '--flavour'?"),
 ])  # fmt: skip

@@ -261,7 +261,7 @@ def test_two_groups_of_one_sample_share_nothing(tmp_path: Path) -> None:
 
     async def play() -> list[Trajectory]:
         async with open_context(prepared) as context:
-            return (await run_group(prepared.samples[0], size=3, step=0, context=context)).trajectories
+            return (await run_group(prepared.samples[0], range(3), step=0, context=context)).trajectories
 
     first, second, third = asyncio.run(play())
     assert first.segments[0] is not second.segments[0] and first.messages is not third.messages

@@ -107,6 +107,18 @@ def test_no_config(value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (5, "trajectories is a list of Trajectory, not int"),
+        ([5], "trajectories[0] is not a Trajectory but int"),
+    ],
+)
+def test_wrong_trajectories_are_refused(given: Any, words: str, config: tw.Config) -> None:
+    config = tw.configure(f"runs_dir={config.runs_dir}")
+    assert words in refusal(lambda: tw.sft(config, trajectories=given, console=QUIET), config.runs_dir)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
         ({"samples": 5}, "samples is a list of Sample, not int"),
         ({"samples": "abc"}, "samples is a list of Sample, not str"),
         ({"samples": {"a": 1}}, "samples is a list of Sample, not dict"),

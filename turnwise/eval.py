@@ -11,7 +11,6 @@ from turnwise.chat.render_alignment import render_problem
 from turnwise.config import Config
 from turnwise.config.check import check_config
 from turnwise.config.evaluation_sampling import evaluation_sampling
-from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import EvalReport, grade_all
 from turnwise.reports.evaluation_run import by_source, keep_first_answers, play_all
 from turnwise.reports.plan import plan_text
@@ -19,6 +18,7 @@ from turnwise.reports.task_metrics import declared_by
 from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import check_workers, open_workers, played_by
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trackers.notebook import progress_bars
@@ -54,11 +54,14 @@ def evaluate(
         scorer=scorer,
         interaction=interaction,
     )
+    check_workers(prepared)
     return run_stoppable(evaluate_prepared(prepared, console_or_stderr(console)))
 
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
+    from turnwise.reports.checks.run_checks import check_before_run
+
     await check_before_run(prepared, say=printer(console))
     with new_run(prepared.config, "eval", console) as run:
         run.show_plan(prepared, plan_text(prepared))
@@ -72,7 +75,12 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
     config, start = prepared.config, time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_context(prepared, sampling=evaluation_sampling(config), say=run.note) as context:
+        drawn, here = evaluation_sampling(config), not config.rollout.workers
+        async with (
+            open_context(prepared, sampling=drawn, say=run.note, episodes=here) as opened,
+            open_workers(config, [prepared], opened.sampler, run.note) as workers,
+        ):
+            context = played_by(workers, opened, prepared)
             with _progress(run.console, len(prepared.samples) * config.eval.group_size) as on_trajectory:
                 await play_all(prepared, context, trajectories, on_trajectory)
             seconds = time.perf_counter() - start

@@ -135,6 +135,7 @@ def fine_tune(
     """
     check_fine_tuning(config)
     check_trackers(config.tracking.to, config)
+    _check_trajectories(trajectories)
     directory, console = existing_run(config, "sft"), console_or_stderr(console)
     renderer = make_renderer(config)
     own = None if directory is None else kept(directory)
@@ -144,6 +145,17 @@ def fine_tune(
         _refuse_others(directory, own, gather(config, student, trajectories, printer(console)))
     source = own or _source(config, student, samples, trajectories, console)
     return run_stoppable(_run(config, console, renderer, source, heldout))
+
+
+def _check_trajectories(trajectories: object) -> None:
+    """DataError for what is no list of them."""
+    if trajectories is None:
+        return
+    if not isinstance(trajectories, list | tuple):
+        raise DataError(f"trajectories is a list of Trajectory, not {type(trajectories).__name__}")
+    for number, value in enumerate(trajectories):
+        if not isinstance(value, Trajectory):
+            raise DataError(f"trajectories[{number}] is not a Trajectory but {type(value).__name__}")
 
 
 def preview(config: Config, *, console: Console | None = None) -> LearnedTokens:
@@ -279,7 +291,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     early = f"; the warm-up (sft.warmup={sft.warmup}) takes the whole run" if sft.warmup >= steps else ""
     return (
         f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
-        f"{passes:.3g} passes; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
+        f"{passes:.3g} passes over all tokens; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
     )
 
 
@@ -334,7 +346,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
         async with open_context(prepared, script) as context:
 
             async def play(sample: Sample) -> Group:
-                group = await run_group(sample, size=1, step=0, context=context)
+                group = await run_group(sample, [0], step=0, context=context)
                 progress.update(bar, advance=1)
                 return group
 

@@ -12,7 +12,6 @@ from turnwise.config.training import GREEDY
 from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.reports.alerts import Alerts
-from turnwise.reports.checks.run_checks import check_before_run
 from turnwise.reports.evaluation import in_a_line, step_metrics
 from turnwise.reports.evaluation_names import check_shipping
 from turnwise.reports.evaluation_run import measure
@@ -61,6 +60,8 @@ async def train_prepared(
     prepared: Prepared, heldout: Prepared, replaced: Mapping[str, str], console: Console
 ) -> TrainReport:
     """The run from its first evaluation to its last; `replaced` tells what the caller gave in place of the config's."""
+    from turnwise.reports.checks.run_checks import check_before_run
+
     await check_before_run(prepared, heldout, say=printer(console))
     with open_train_run(prepared.config, console, prepared.samples, replaced) as run:
         if run.is_over():
@@ -68,8 +69,9 @@ async def train_prepared(
         with run.active():
             run.show_plan(prepared, plan_text(prepared, training=True))
             # Both have the same services: one note is enough.
-            services = prepared.running(run.note), heldout.running(lambda text: None)
-            async with services[0], services[1], open_engines(run.config, prepared, run.note) as engines:
+            here = not run.config.rollout.workers
+            services = prepared.running(run.note, episodes=here), heldout.running(lambda text: None, episodes=here)
+            async with services[0], services[1], open_engines(run.config, prepared, run.note, heldout) as engines:
                 run.resume(engines)
                 run.progress.after = None
                 with run.stop_on_signal():

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from turnwise.commands.cli import main as turnwise
 from turnwise.config import Config
-from turnwise.config.compose import Composed, flat
+from turnwise.config.compose import Composed
+from turnwise.config.sections import flat
 from turnwise.data.task_config import compose
 from turnwise.errors import TurnwiseError
 from turnwise.reports.preflight import Outcome, preflight

@@ -23,8 +23,8 @@ import tiny
 
 import turnwise as tw
 from turnwise.commands.cli import main as turnwise
-from turnwise.config.environment import JUDGE
 from turnwise.engines.samplers.scripted import Script, ScriptRequest
+from turnwise.ext.judge.environment import JUDGE
 from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.system.plugins import load
 from turnwise.system.serving import serving_beside

@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from turnwise.config import Config
-from turnwise.config.compose import flat
+from turnwise.config.sections import flat
 from turnwise.storage.trajectories.files import read_trajectories
 from turnwise.storage.transcript import transcript
 from turnwise.system.metrics import Share

@@ -20,7 +20,7 @@ import yaml
 from PIL import Image as Pictures
 
 from turnwise.config import Config
-from turnwise.config.compose import flat
+from turnwise.config.sections import flat
 from turnwise.ext.tinylook import measures
 from turnwise.ext.tinylook.language import Puzzle
 from turnwise.storage.trajectories.files import read_trajectories

@@ -28,7 +28,7 @@ def test_every_file_of_the_folder_is_a_verb_with_a_place() -> None:
 
 def test_verbs_of_extensions_stand_beside_ours_in_the_help() -> None:
     text = make_parser()[0].format_help()
-    after = text[text.index("after a run:") : text.index("services:")]
+    after = text[text.index("after a run:") : text.index("shell:")]
     assert [line.split()[0] for line in after.splitlines()[1:] if line.strip()] == [
         "chat", "show", "replay", "rescore", "filter", "board", "report", "note", "import-jsonl", "weights",
     ]  # fmt: skip

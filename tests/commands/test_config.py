@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.commands.cli import main
 from turnwise.config import Config
-from turnwise.config.compose import flat
+from turnwise.config.sections import flat
 
 
 def test_one_key_in_full(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ import pytest
 from turnwise.config import Config
 from turnwise.config.brought_names import BROUGHT
 from turnwise.config.choices import Overlong
-from turnwise.config.compose import to_yaml, unread
+from turnwise.config.compose import unread
 from turnwise.config.knobs import knobs_of
-from turnwise.config.sections import complete, full_config
+from turnwise.config.sections import complete, full_config, to_yaml
 from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 

@@ -8,17 +8,16 @@ import pytest
 
 from turnwise import extensions
 from turnwise.config import Config, sections
-from turnwise.config.compose import to_yaml
 from turnwise.config.knobs import harmless, knob, knobs_of, only, reaches
 from turnwise.config.old_keys import renamed
-from turnwise.config.sections import complete, full_config, section, value_of, with_section, with_value
+from turnwise.config.sections import complete, full_config, section, to_yaml, value_of, with_section, with_value
 from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.training.runs.trust import reached
 
-MOST_CORE_KNOBS = 150
+MOST_CORE_KNOBS = 152
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 import turnwise
 from turnwise import extensions
 from turnwise.commands.cli import main
+from turnwise.ext import table
 from turnwise.extensions import Engine, Extension
 
 PACKAGE = Path(next(iter(turnwise.__path__)))
@@ -34,7 +35,7 @@ def test_a_sampler_is_one_file_and_one_line_of_the_table(
 ) -> None:
     (tmp_path / "four_engine.py").write_text(CODE)
     line = Engine("Says four.", f"{tmp_path}/four_engine.py:FourOpener", trains=False)
-    monkeypatch.setitem(extensions.OURS, "four", Extension(engines={"four": line}))
+    monkeypatch.setitem(table.OURS, "four", Extension(engines={"four": line}))
     with contextlib.chdir(tmp_path):
         assert main(["config", "engine.name"]) == 0 and "Says four." in capsys.readouterr().out
         assert main(["check", "engine=four"]) == 0
@@ -50,11 +51,11 @@ def test_a_sampler_is_one_file_and_one_line_of_the_table(
 
 def test_no_file_of_the_core_but_the_table_names_an_engine_of_a_guest_or_compares_names() -> None:
     names = set(extensions.engines())
-    guests = {name for guest in ("vllm", "sglang") for name in extensions.OURS[guest].engines}
+    guests = {name for guest in ("vllm", "sglang") for name in table.OURS[guest].engines}
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE)
-        if place.parts[0] == "ext" or place.name == "extensions.py":
+        if place.parts[0] == "ext" or place == Path("extensions.py"):  # which has the core's own
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and node.value in guests:
@@ -75,6 +76,6 @@ def test_every_engine_of_the_table_has_its_opener_and_reads_keys_that_exist() ->
     from turnwise.system.plugins import load
 
     knobs = knobs_of(full_config())
-    for name, engine in {**extensions.engines(), "of the user's": extensions.OWN}.items():
+    for name, engine in {**extensions.engines(), "of the user's": extensions.PLUGIN_ENGINE}.items():
         assert issubclass(load(engine.opener, "engine"), Opener), name
         assert [key for key in engine.reads if key not in knobs] == [], name

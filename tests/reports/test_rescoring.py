@@ -15,7 +15,7 @@ from turnwise import configure, evaluate
 from turnwise.commands import rescore as command
 from turnwise.config import ScoringConfig
 from turnwise.config.choices import Advantage
-from turnwise.config.compose import to_yaml
+from turnwise.config.sections import to_yaml
 from turnwise.data.task import known_scorers
 from turnwise.errors import ConfigError, ScoringFailed, StorageError
 from turnwise.ext.judge.verdict import Verdict

@@ -3,9 +3,9 @@
 import pytest
 from scripted_rollout import make_sample
 
-from turnwise import extensions
 from turnwise.config import Config, RolloutConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.ext import table
 from turnwise.extensions import Extension
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.users.loading import Users
@@ -68,8 +68,8 @@ def test_wrong_options_and_what_is_no_user_are_refused_before_the_run():
 
 
 def test_an_extension_brings_users_by_name(rollouts, monkeypatch):
-    brought = {**extensions.OURS, "shop": Extension(users={"shopper": f"{ME}:patient"})}
-    monkeypatch.setattr(extensions, "OURS", brought)
+    brought = {**table.OURS, "shop": Extension(users={"shopper": f"{ME}:patient"})}
+    monkeypatch.setattr(table, "OURS", brought)
     assert "shopper" in Users(Config()).names
     rollout = rollouts.make(["a", "b", "c"], interaction="shopper", interaction_kwargs={"patience": 2})
     assert len(rollout.play().turns) == 3
@@ -80,6 +80,6 @@ def test_an_extension_brings_users_by_name(rollouts, monkeypatch):
 
 
 def test_an_extension_brings_no_user_of_a_name_that_is_taken(monkeypatch):
-    monkeypatch.setattr(extensions, "OURS", {"shop": Extension(users={"gsm8k": f"{ME}:patient"})})
+    monkeypatch.setattr(table, "OURS", {"shop": Extension(users={"gsm8k": f"{ME}:patient"})})
     with pytest.raises(PluginError, match="'gsm8k' in its users is already used by Turnwise itself"):
         Users(Config()).get("gsm8k")

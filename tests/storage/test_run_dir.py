@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.storage.run_dir import RunDir
+from turnwise.storage.run_dir import RunDir, check_free
 from turnwise.system.files import replacing
 
 
@@ -162,3 +162,12 @@ def test_a_file_that_is_appended_to_is_as_open_to_others_as_the_umask_says(tmp_p
     finally:
         os.umask(before)
     assert (run.path / "metrics.jsonl").stat().st_mode & 0o777 == 0o646
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_anything_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != tmp_path)  # as of an ordinary user
+    for name in (None, "first"):
+        with pytest.raises(StorageError, match=f"cannot create a run in .*runs: {tmp_path} cannot be written"):
+            check_free(tmp_path / "runs", name)

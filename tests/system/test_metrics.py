@@ -38,6 +38,18 @@ def test_the_error_of_a_share_is_that_of_a_bootstrap_over_samples() -> None:
     assert found.stderr > 1.4 * naive, "clusters count"
 
 
+def test_chances_read_from_several_episodes_have_the_error_of_those_episodes() -> None:
+    draw = random.Random(5)
+    groups = [[draw.random() < 0.5 for _ in range(4)] for _ in range(90)]
+    by_episode = share((number, right) for number, group in enumerate(groups) for right in group)
+    chances = [(number, statistics.fmean(group)) for number, group in enumerate(groups)]
+    by_chance = share(chances, episodes_behind=360)
+    alone = share(chances)
+    assert by_episode is not None and by_chance is not None and alone is not None
+    assert by_chance.stderr == pytest.approx(by_episode.stderr) and by_chance.n == 90
+    assert by_chance.stderr < 0.7 * alone.stderr, "90 episodes would know less"
+
+
 def test_the_error_of_a_share_is_the_plain_one_for_single_episodes_and_never_zero() -> None:
     alone = share(enumerate([True] * 53 + [False] * 75))
     assert str(alone) == "41.4% ± 4.4 (n=128)"

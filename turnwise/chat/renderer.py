@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from turnwise.chat.images.processor import ImageProcessor
 
 CHATML = ("<|im_start|>", "<|im_end|>")
-OPENED = 256
-"""First prompts whose tokens are kept for the siblings that start with them."""
+MOST_OPENED = 4_000_000
+"""Tokens of first prompts that are kept, four bytes each: from the check of their length for the episodes that start
+with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class _Opened:
     """The tokens of a first prompt, and what it is known by the identity of."""
 
     known_by: tuple[object, ...]
-    prompt: Prompt
+    ids: "array[int]"
 
 
 class Renderer:
@@ -105,6 +107,7 @@ class Renderer:
         """Marks of the template between turns that are no tokens of this tokenizer, but text of several."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
         self._opened: dict[tuple[Any, ...], _Opened] = {}
+        self._opened_tokens = 0
         sources = list(tokenizer.templates.values())
         self._clock = clock_formats("".join(sources))
         self.frames: Frames | None = Frames(self.template, sources)
@@ -113,7 +116,7 @@ class Renderer:
     def with_history(self, history: HistoryPolicy) -> "Renderer":
         """The same with another way to take a rewritten history, for trying things out: it keeps no frames."""
         other = copy.copy(self)
-        other.history, other.frames, other._opened = history, None, {}
+        other.history, other.frames, other._opened, other._opened_tokens = history, None, {}, 0
         return other
 
     def with_kwargs(self, kwargs: dict[str, Any]) -> "Renderer":
@@ -143,10 +146,12 @@ class Renderer:
         name = (*map(id, messages), None, *map(id, tools), *time)
         opened = self._opened.get(name)
         if opened is None:
-            if len(self._opened) >= OPENED:
-                self._opened.pop(next(iter(self._opened)))
-            opened = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools, media))
-        return opened.prompt
+            ids = self._encode_all(messages, tools, media).ids
+            while self._opened and self._opened_tokens + len(ids) > MOST_OPENED:
+                self._opened_tokens -= len(self._opened.pop(next(iter(self._opened))).ids)
+            opened = self._opened[name] = _Opened((*messages, *tools), array("i", ids))
+            self._opened_tokens += len(ids)
+        return Prompt(opened.ids.tolist())
 
     def extend(
         self,

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.template.bounded_jinja import install
 from turnwise.errors import TemplateError, one_line
 from turnwise.errors.nearest_name import unknown
 
@@ -40,6 +39,8 @@ class Tokenizer:
             AutoTokenizer,
             PreTrainedTokenizerFast,
         )  # imports torch: only when a tokenizer is really needed
+
+        from turnwise.chat.template.bounded_jinja import install
 
         install()
         name = name or str(folder)

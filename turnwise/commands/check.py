@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """An exit code for CI: 1 when a check failed."""
     if args.overrides and "=" not in args.overrides[0]:
         return _check_extension(args.overrides.pop(0), args)
-    from turnwise.config.compose import flat
+    from turnwise.config.sections import flat
     from turnwise.reports.preflight import preflight
 
     composed = _composed(args)
@@ -91,8 +91,8 @@ def _print(composed: "Composed", report: "Report", *, every_key: bool) -> None:
     from rich.text import Text
 
     from turnwise.config import Config
-    from turnwise.config.compose import flat
     from turnwise.config.docs import shown
+    from turnwise.config.sections import flat
 
     out, defaults = Console(), flat(Config())
     values = flat(composed.config)

@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse
             if extra.startswith("-") or not hasattr(args, "overrides"):
                 raise ConfigError(_unknown_argument(extra, commands[args.command], hasattr(args, "overrides")))
             args.overrides.append(extra)
-        code: int = args.run(args)
+        code: int = args.verb_of_command.run(args)
         return code
     except TurnwiseError as error:
         text = " ".join(line.strip() for line in str(error).splitlines())
@@ -117,6 +117,8 @@ def _unknown_argument(extra: str, parser: argparse.ArgumentParser, takes_keys: b
         from turnwise.config.sections import full_config
 
         keys = [key for key in knobs_of(full_config()) if word in (key, key.rsplit(".", 1)[-1])]
+        of_sft = parser.prog.endswith(" sft")
+        keys = [key for key in keys if key.startswith("sft.") == of_sft] or keys
         if keys:
             return f"{extra!r} is not an option: config values are written key=value, as in {' or '.join(keys)}=..."
     options = [name for action in parser._actions for name in action.option_strings]
@@ -142,7 +144,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
                 description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            commands[name].set_defaults(run=verb.run)
+            commands[name].set_defaults(verb_of_command=verb)  # not `run`: a verb may have an argument of that name
             verb.add_arguments(commands[name])
         parser.add_argument_group(title, "\n".join(f"{name:14}{verb.HELP}" for name, verb in verbs.items()))
     return parser, commands

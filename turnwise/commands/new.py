@@ -32,7 +32,7 @@ QUESTIONS = {
     "tools": (
         "How many tools? 1 looks an order up, 2 also refunds it, 3 also passes it on", ("1", "2", "3"), "3"
     ),
-    "user": ("Who answers the assistant? A patient or an impatient customer, or none", tuple(UserKind), "impatient"),
+    "user": ("Who answers the assistant? patient or impatient: a customer; none: nobody", tuple(UserKind), "impatient"),
     "reward": ("What is rewarded? exact: the right thing; two_part: telling so, too", tuple(RewardKind), "two_part"),
 }  # fmt: skip
 """By flag: the question, the answers and the default."""
@@ -84,7 +84,7 @@ def _ask(question: str, choices: tuple[str, ...], default: str) -> str:
 
 
 def _texts(folder: Path, tools: int, user: UserKind, reward: RewardKind) -> dict[str, str]:
-    """What is written, by file."""
+    """The text of each file of the new task, by its name."""
     import jinja2
 
     from turnwise.commands.new_task import cases

@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     config = replace(config, runs_dir=str(directory.path.resolve().parent))
     replayed = run_stoppable(replay(recorded, edit, config, notes, Console(stderr=True)))
     out = Console()
+    episode = f"{recorded.file}, --sample {recorded.row}, of {recorded.trajectory.sample.id}"
+    out.print(f"played again: {episode}", soft_wrap=True, highlight=False, markup=False)
     for note in replayed.notes:
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     out.print(shown(replayed.found))

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from turnwise.config.compose import to_yaml
+    from turnwise.config.sections import to_yaml
     from turnwise.data.task_config import compose
     from turnwise.reports.rescore import rescore_run, with_scorer
     from turnwise.storage.lock import holding

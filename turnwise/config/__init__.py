@@ -41,6 +41,7 @@ class Config:
     cluster: str = knob(
         ONE_MACHINE,
         name_of("places", {ONE_MACHINE: "On this machine."}),
+        harmless(),
         was("cluster.name"),
         may_change(),
         changes_work(),

@@ -1,7 +1,6 @@
 """From the command line to a Config: defaults, the task's, the profile's, the user's file, then key=value overrides."""
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,8 +15,8 @@ from turnwise.config.fitting import fitted
 from turnwise.config.knobs import Knob, is_plugin, knobs_of
 from turnwise.config.old_keys import GONE, answers_to_old, renamed, translated
 from turnwise.config.override_text import Unreadable, read_override
-from turnwise.config.sections import complete, full_config
-from turnwise.config.strict_yaml import read_yaml, write_yaml
+from turnwise.config.sections import full_config, items
+from turnwise.config.strict_yaml import read_yaml
 from turnwise.config.trees import check_keys, flatten, over, place
 from turnwise.errors import ConfigError, one_line
 from turnwise.errors.nearest_name import MOST_MEANT, nearest, unknown
@@ -43,7 +42,7 @@ class Composed:
 
     def values(self) -> dict[str, Any]:
         """The value of every key, by its dotted name."""
-        return dict(_flatten_config(self.config))
+        return dict(items(self.config))
 
 
 def compose_with(
@@ -103,7 +102,7 @@ def unread(composed: Composed) -> list[str]:
     """
     values = composed.values()
     # A recorded config holds every key: most say nothing new.
-    unset = dict(_flatten_config(_laid_over(composed.beneath, {}, {}, None)))
+    unset = dict(items(_laid_over(composed.beneath, {}, {}, None)))
     warnings = []
     for key, knob in knobs_of(full_config()).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
@@ -114,24 +113,6 @@ def unread(composed: Composed) -> list[str]:
         if (why := knobs_of(full_config())[f"sampling.{name}"].why_unread(values)) is not None:
             warnings.append(f"eval.sampling.{name} ({composed.origins['eval.sampling']}) is never read: {why}")
     return warnings
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Every key with its value as YAML would write it, for those who keep a table of settings."""
-    return {
-        key: value.value if isinstance(value, enum.Enum) else value for key, value in _flatten_config(complete(config))
-    }
-
-
-def to_yaml(config: Config) -> str:
-    """The whole tree as YAML that `--config` reads back."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, enum.Enum):
-            return value.value
-        return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-    return write_yaml(plain(dataclasses.asdict(complete(config))))
 
 
 def other_names() -> dict[str, str]:
@@ -148,7 +129,7 @@ def other_names() -> dict[str, str]:
 
 
 def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, Any]:
-    """(key, its value)."""
+    """The key and the value of `key=value`, both checked."""
     if text.startswith(("-", "=")) or "=" not in text:
         raise ConfigError(f"cannot read {text!r}: write key=value, such as sampling.temperature=0.7")
     try:
@@ -303,12 +284,3 @@ def _laid_over(
             value = {name: value}
         config = fitted(config, value)
     return config
-
-
-def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _flatten_config(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value

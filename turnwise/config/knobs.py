@@ -217,7 +217,7 @@ def only_engines(ability: str = "") -> dict[str, Any]:
 def _engines_of(key: str, field: "dataclasses.Field[Any]") -> tuple[str, tuple[str, ...]] | None:
     if (ability := field.metadata.get("engines")) is None:
         return None
-    rows = {**extensions.engines(), PLUGIN: extensions.OWN}
+    rows = {**extensions.engines(), PLUGIN: extensions.PLUGIN_ENGINE}
     names = (name for name, row in rows.items() if (getattr(row, ability) if ability else key in row.reads))
     return "engine.name", tuple(names)
 

@@ -1,12 +1,15 @@
-"""The whole tree: the core's config, and for every extension that has options a section called like it."""
+"""The whole tree: the core's config, and for every extension that has options a section called like it; written out."""
 
 import dataclasses
+import enum
 import functools
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from turnwise.config import Config
 from turnwise.config.knobs import Knob, knobs_of
+from turnwise.config.strict_yaml import write_yaml
 from turnwise.errors import ConfigError
 from turnwise.extensions import extensions
 
@@ -98,3 +101,29 @@ def _name_of(kind: type) -> str:
             f"{kind.__name__} is not a section of an extension: the table has {', '.join(extension_sections())}"
         )
     return name
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every key with its value as YAML would write it, for those who keep a table of settings."""
+    return {key: value.value if isinstance(value, enum.Enum) else value for key, value in items(complete(config))}
+
+
+def to_yaml(config: Config) -> str:
+    """The whole tree as YAML that `--config` reads back."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            return value.value
+        return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+    return write_yaml(plain(dataclasses.asdict(complete(config))))
+
+
+def items(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from items(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value

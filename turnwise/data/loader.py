@@ -5,21 +5,20 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from turnwise.config.choices import Overlong
-from turnwise.data.files import Split, data_files
-from turnwise.data.images.cells import ImageCells
-from turnwise.data.rows import RowError, name_files, read_rows
-from turnwise.data.samples import misspelt, to_sample
 from turnwise.errors import DataError
 from turnwise.types import Sample
+
+if TYPE_CHECKING:
+    from turnwise.data.files import Split
 
 
 def load_samples(
     paths: Iterable[str | Path],
     *,
-    split: Split | None = None,
+    split: "Split | None" = None,
     prompt_key: str,
     default_source: str | None = None,
     images_from: str | None = None,
@@ -31,6 +30,11 @@ def load_samples(
     Images that rows hold themselves stay in memory, encoded: `most_inline` bytes of them at most, or half of what the
     machine has. Files and members of tars are read when they are needed.
     """
+    from turnwise.data.files import data_files
+    from turnwise.data.images.cells import ImageCells
+    from turnwise.data.rows import RowError, name_files, read_rows
+    from turnwise.data.samples import misspelt, to_sample
+
     samples: list[Sample] = []
     images = ImageCells(images_from)
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if most_inline is None else most_inline

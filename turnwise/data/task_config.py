@@ -22,8 +22,8 @@ from turnwise.config import (
     TrainingConfig,
 )
 from turnwise.config.choices import Resume
-from turnwise.config.compose import PROGRAM, Composed, compose_with, flat
-from turnwise.config.sections import full_config
+from turnwise.config.compose import PROGRAM, Composed, compose_with
+from turnwise.config.sections import flat, full_config
 from turnwise.config.trees import changed, flatten, is_section, nest, over
 from turnwise.data.task import config_values
 from turnwise.errors import ConfigError

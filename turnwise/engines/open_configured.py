@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from turnwise import extensions
-from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import choose
 from turnwise.engines.memory_plan import MemoryPlan, Training, memory_here
@@ -23,14 +23,17 @@ from turnwise.engines.opener import (
 from turnwise.engines.publish_weights import check_trainable, needs_files, weights_folder
 from turnwise.engines.samplers.sampler import Sampler
 
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
-async def open_sampler(config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+
+async def open_sampler(config: Config, renderer: "Renderer", say: Say) -> OpenSampler:
     """The configured sampler, running."""
     return await opener_of(config).open(config, renderer, say)
 
 
 def open_tuned(
-    config: Config, renderer: Renderer, parts: LearnerParts, memory: MemoryPlan | None, say: Say
+    config: Config, renderer: "Renderer", parts: LearnerParts, memory: MemoryPlan | None, say: Say
 ) -> OpenLearner:
     """The learner of a fine-tuning: in this process, or in as many as `learner.processes` says. It must be closed."""
     from turnwise.engines.open_in_process import open_learner
@@ -41,7 +44,7 @@ def open_tuned(
 
 
 @asynccontextmanager
-async def open_pair(config: Config, renderer: Renderer, parts: LearnerParts, say: Say) -> AsyncIterator[OpenPair]:
+async def open_pair(config: Config, renderer: "Renderer", parts: LearnerParts, say: Say) -> AsyncIterator[OpenPair]:
     """Sampler and learner on the same weights; the sampler is closed on every path.
 
     Each has a model of its own, but on a GPU whose sampler rests while the learner learns both compute with the same
@@ -72,7 +75,7 @@ async def open_pair(config: Config, renderer: Renderer, parts: LearnerParts, say
 
 
 async def _open_beside(
-    config: Config, renderer: Renderer, learner: OpenLearner, say: Say, keep: Callable[[Sampler], None]
+    config: Config, renderer: "Renderer", learner: OpenLearner, say: Say, keep: Callable[[Sampler], None]
 ) -> OpenPair:
     """A sampler beside a learner that computes in other processes."""
     import torch

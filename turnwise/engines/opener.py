@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise import extensions
-from turnwise.chat.renderer import Renderer
 from turnwise.config import Config, EngineConfig
 from turnwise.config.choices import Precision
 from turnwise.engines.learners.learner import Learner
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from turnwise.chat.renderer import Renderer
     from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.devices import Gpu
     from turnwise.engines.model.attention import Regime
@@ -104,7 +104,7 @@ class ShardedLearners(Protocol):
 class Opener:
     """How one engine is opened, checked and described. A new sampler defines `open`; the rest has a default."""
 
-    async def open(self, config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+    async def open(self, config: Config, renderer: "Renderer", say: Say) -> OpenSampler:
         """The sampler, running; `say` is told what was measured and decided."""
         raise EngineError(f"engine={config.engine.name} writes messages and no tokens: it has no sampler")
 
@@ -192,7 +192,7 @@ def dtype_of(precision: Precision) -> "torch.dtype":
     return dtype
 
 
-def check_vision(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
+def check_vision(model: "PolicyModel", renderer: "Renderer", say: Say) -> None:
     """Look at a small picture before anyone shows one: what makes something of its own of it reads text only."""
     if not model.reads_images:
         return

@@ -5,21 +5,20 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from turnwise import extensions
-from turnwise.chat.calls.detect_format import find_format
 from turnwise.chat.calls.format_words import FormatChoice
 from turnwise.chat.calls.tool_format import load_format
-from turnwise.chat.renderer import Renderer
-from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opener import model_source
 from turnwise.errors import TemplateError
 
-_tried: WeakKeyDictionary[Tokenizer, dict[tuple[str | None, ...], FormatChoice]] = WeakKeyDictionary()
+_tried: "WeakKeyDictionary[Tokenizer, dict[tuple[str | None, ...], FormatChoice]]" = WeakKeyDictionary()
 """The formats of tokenizers in use: inside another trainer every episode asks."""
 
 if TYPE_CHECKING:
     from turnwise.chat.images.processor import ImageProcessor
+    from turnwise.chat.renderer import Renderer
+    from turnwise.chat.tokenizer import Tokenizer
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
 
 
@@ -35,7 +34,7 @@ def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | N
     return choice, model_facts(source, choice)
 
 
-def make_renderer(config: Config) -> Renderer:
+def make_renderer(config: Config) -> "Renderer":
     """The renderer of the configured model."""
     from turnwise.chat.images.processor import NotShown, find_image_processor
     from turnwise.engines.model.loading import read_tokenizer
@@ -55,10 +54,12 @@ def make_renderer(config: Config) -> Renderer:
 
 
 def renderer_of(
-    config: Config, tokenizer: Tokenizer, images: "ImageProcessor | None" = None, text_only: str | None = None
-) -> Renderer:
+    config: Config, tokenizer: "Tokenizer", images: "ImageProcessor | None" = None, text_only: str | None = None
+) -> "Renderer":
     """The renderer of a tokenizer, wherever that is from; `images` for a model that sees, `text_only` for one that
     has an image processor and does not."""
+    from turnwise.chat.renderer import Renderer
+
     call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer,
@@ -70,8 +71,10 @@ def renderer_of(
     )
 
 
-def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+def format_of(config: Config, tokenizer: "Tokenizer") -> FormatChoice:
     """The tool-call format, and why."""
+    from turnwise.chat.calls.detect_format import find_format
+
     named, kwargs = config.chat.tool_format, config.chat.template_kwargs
     tried = _tried.setdefault(tokenizer, {})
     key = named, json.dumps(kwargs, sort_keys=True, default=repr), *tokenizer.templates.values()
@@ -80,7 +83,7 @@ def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
     return choice
 
 
-def demand_readable_calls(config: Config, tokenizer: Tokenizer) -> None:
+def demand_readable_calls(config: Config, tokenizer: "Tokenizer") -> None:
     """A model whose calls no format reads can be given no tools: it would learn without them."""
     problem = format_of(config, tokenizer).problem
     if problem is not None:

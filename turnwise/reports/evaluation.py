@@ -20,7 +20,6 @@ from turnwise.reports.pass_at_k import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, observe
 from turnwise.rollout.toolbox.report import LONGEST_ERROR, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
-from turnwise.storage.recorded_run import episodes_table, to_pandas
 from turnwise.storage.transcript import visible
 from turnwise.system.concurrency import each
 from turnwise.system.metrics import Metric, Reduction, Share, clustered_error, reduce, share
@@ -129,10 +128,14 @@ class EvalReport(Printable):
 
     def arrow(self) -> Any:
         """An Arrow table with a row for each episode: reward, parts, turns, calls, tokens, question and answer."""
+        from turnwise.storage.recorded_run import episodes_table
+
         return episodes_table(self.trajectories, "eval/step_000000.parquet")
 
     def frame(self) -> Any:
         """`arrow` as a pandas DataFrame."""
+        from turnwise.storage.recorded_run import to_pandas
+
         return to_pandas(self.arrow())
 
     def table(self, width: int | None = None) -> Table:

@@ -21,11 +21,11 @@ from turnwise.reports.evaluation import (
 )
 from turnwise.reports.pass_at_k import most_repeated, repeated_answers
 from turnwise.reports.task_metrics import TASK, TaskMetrics, declared_by
-from turnwise.rollout.collector import Collector, run_group
+from turnwise.rollout.collector import Collector, run_group, score_group
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.prepare import Prepared
 from turnwise.scoring.failures import check_scoring
-from turnwise.scoring.scorer import apply_all, is_failed
+from turnwise.scoring.scorer import is_failed
 from turnwise.storage.recorder import Recorder
 from turnwise.types import Group, Sample, Trajectory
 
@@ -87,10 +87,10 @@ async def play_all(
     config = prepared.config
 
     async def run(sample: Sample) -> Group:
-        return await run_group(sample, size=config.eval.group_size, step=step, context=context)
+        return await run_group(sample, range(config.eval.group_size), step=step, context=context)
 
     async def score(group: Group) -> None:
-        await apply_all(prepared.scoring.scorers[group.sample.data_source], group.trajectories)
+        await score_group(group, prepared.scoring, context)
         for trajectory in group.trajectories:
             report(trajectory)
 

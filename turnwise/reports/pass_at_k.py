@@ -6,6 +6,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from turnwise.system.metrics import Share, share
 from turnwise.types import Trajectory
@@ -52,10 +53,11 @@ def repeated_answers(trajectories: Iterable[Trajectory]) -> dict[str, Share]:
     for k in tries(most):
         enough = {sample: answers for sample, answers in by_sample.items() if len(answers) >= k}
         counts = [(sample, len(answers), sum(right for _, right in answers)) for sample, answers in enough.items()]
-        numbers[f"pass@{k}"] = share((sample, pass_at_k(n, right, k)) for sample, n, right in counts)
-        numbers[f"pass^{k}"] = share((sample, pass_all_k(n, right, k)) for sample, n, right in counts)
-        numbers[f"maj@{k}"] = share((sample, majority_at_k(answers, k)) for sample, answers in enough.items())
-        numbers[f"avg@{k}"] = share((sample, right / n) for sample, n, right in counts)
+        of_samples = partial(share, episodes_behind=sum(n for _, n, _ in counts))
+        numbers[f"pass@{k}"] = of_samples((sample, pass_at_k(n, right, k)) for sample, n, right in counts)
+        numbers[f"pass^{k}"] = of_samples((sample, pass_all_k(n, right, k)) for sample, n, right in counts)
+        numbers[f"maj@{k}"] = of_samples((sample, majority_at_k(answers, k)) for sample, answers in enough.items())
+        numbers[f"avg@{k}"] = of_samples((sample, right / n) for sample, n, right in counts)
     return {name: number for name, number in numbers.items() if number is not None}
 
 
@@ -65,7 +67,7 @@ def tries(most: int) -> list[int]:
 
 
 def most_repeated(numbers: dict[str, Share]) -> dict[str, Share]:
-    """Those of the largest k."""
+    """The measures of the largest k, by name."""
     return dict(list(numbers.items())[-len(REPEATED) :])
 
 

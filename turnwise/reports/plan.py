@@ -1,13 +1,12 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.chat.renderer import Renderer
+from typing import TYPE_CHECKING
+
 from turnwise.config import ONE_MACHINE, Config, RolloutConfig, SamplingConfig
 from turnwise.config.choices import Aggregation, Correction, EvalSplit, Excess, PolicyLoss
 from turnwise.config.environment import told
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import rank_devices
-from turnwise.engines.host_memory import check_disk, checkpoints, host_memory
-from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.engines.rendering import format_of
 from turnwise.rollout.placement import placement_of
@@ -16,6 +15,9 @@ from turnwise.training.optimise import beside_policy
 from turnwise.training.replay_buffer import replayed_per_step
 from turnwise.training.staleness import treatment, unbounded
 from turnwise.types import Role
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 
 def config_warnings(config: Config) -> list[str]:
@@ -59,9 +61,10 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     if prepared.renderer is not None:
         renderer = prepared.renderer
         written = format_of(config, renderer.tokenizer)
+        shape = "as text" if renderer.call_form == "raw" else "as tool_calls"
         lines.append(
             f"chat         {config.chat.template or 'the model’s own template'}, {written.name} calls "
-            f"({renderer.call_form}), chat.history={config.chat.history.value}"
+            f"{shape}, chat.history={config.chat.history.value}"
         )
         if written.reason:
             sure = written.is_known and written.problem is None
@@ -72,6 +75,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     lines.append(f"sampling     {_drawn(config.sampling)}, seed {config.seed}")
     lines += [f"evaluations  {_drawn(evaluation_sampling(config))} (eval.sampling)"] if config.eval.sampling else []
     lines.append(f"budgets      {_budgets(config.rollout)}")
+    if workers := config.rollout.workers:
+        lines.append(f"workers      {workers} processes play the episodes, with tools, users and scorers of their own")
     lines.append(
         f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
         f"prompts over {config.data.max_prompt_tokens} tokens"
@@ -115,7 +120,7 @@ def _limit(prepared: Prepared, training: bool) -> str:
     return f"{key}.samples={most}"
 
 
-def _history(prepared: Prepared, renderer: Renderer) -> list[str]:
+def _history(prepared: Prepared, renderer: "Renderer") -> list[str]:
     """What the template makes of the history, and what is done about it; `check` refuses what cannot be done."""
     forecasts = [
         forecast
@@ -126,7 +131,7 @@ def _history(prepared: Prepared, renderer: Renderer) -> list[str]:
     return [f"{'warning' if warns else '':<13}{text}" for text, warns in lines.items()]
 
 
-def _images(config: Config, renderer: Renderer) -> list[str]:
+def _images(config: Config, renderer: "Renderer") -> list[str]:
     """Whose images a model that sees is shown, and how many."""
     if renderer.images is None:
         return [f"warning      the model reads text only: {renderer.text_only}"] if renderer.text_only else []
@@ -180,6 +185,9 @@ def _sharded(config: Config) -> list[str]:
 
 def _memory(config: Config, training: bool) -> list[str]:
     """Who gets what of the GPU, where one is used."""
+    from turnwise.engines.host_memory import host_memory
+    from turnwise.engines.memory_plan import memory_here
+
     gpu = memory_here(config, beside_policy(config) if training else None)
     table = [] if gpu is None else list(gpu.lines())
     if training and (host := host_memory(config, beside_policy(config))) is not None:
@@ -190,6 +198,8 @@ def _memory(config: Config, training: bool) -> list[str]:
 
 def _disk(config: Config) -> list[str]:
     """What checkpoints take, where that is known."""
+    from turnwise.engines.host_memory import check_disk, checkpoints
+
     forecast = checkpoints(config, beside_policy(config))
     short = [f"warning      {line}" for line in check_disk(config, beside_policy(config))]
     return short if forecast is None else [f"disk         {forecast.line()}", *short]

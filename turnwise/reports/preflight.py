@@ -107,7 +107,7 @@ def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Pre
         check_training(config)
         check_shipping(heldout)
         limit = _limit(config.data.train_files, config.training.samples, config.training.groups)
-        training = prepare(config, "train", limit=limit, tools=heldout.toolbox.shared())
+        training = prepare(config, "train", limit=limit, beside=heldout)
         check_enough_samples(training)
     except TurnwiseError as error:
         report.add("training", Outcome.ERROR if meant else Outcome.WARNING, str(error))

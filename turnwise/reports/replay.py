@@ -172,6 +172,9 @@ def _weights(config: Config, recorded: Recorded) -> tuple[str, list[str]]:
     steps = _steps_kept(recorded.run)
     if version not in steps:
         have = f"it keeps those of steps {', '.join(map(str, steps))}" if steps else "it keeps no checkpoint"
+        evaluated = [f"{EVALUATED}/step_{step:06d}" for step in steps]
+        if ready := [name for name in evaluated if (recorded.run.path / f"{name}.parquet").is_file()]:
+            have += f", which wrote the episodes of --file {ready[-1]}"
         raise ConfigError(
             f"the weights of version {version}, which wrote this episode, are not kept in {recorded.run.path}: {have}; "
             "name others with --model FOLDER, or train with training.save_every=1 and a larger training.keep"

@@ -143,12 +143,12 @@ class Comparison:
         counts = Table(title=f"scored again with {self.scorer}", show_header=False)
         for name, value in self.summary().items():
             text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-            counts.add_row(name.replace("_", " "), text)
+            counts.add_row("same reward and parts" if name == "same" else name.replace("_", " "), text)
         changed = [change for change in self.changes if change.reward != change.new_reward]
         if not changed:
             return [counts]
         title = f"{len(changed)} rewards change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
-        rows = Table(title=title, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        rows = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for column in ("file", "sample", "#", "reward", "advantage", "sign"):
             rows.add_column(column, overflow="fold", justify="left" if column in ("file", "sample") else "right")
         for change in sorted(changed, key=_size, reverse=True)[:SHOWN]:

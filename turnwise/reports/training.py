@@ -12,8 +12,8 @@ from rich.text import Text
 from turnwise.config.training import GREEDY
 from turnwise.reports.data_sources import CAPTION
 from turnwise.reports.evaluation import Printable, is_detail, is_measure, shown
+from turnwise.reports.pass_at_k import REPEATED
 from turnwise.storage.final_policy import Shipped, read_shipped
-from turnwise.storage.recorded_run import steps_table, to_pandas
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 from turnwise.training.runs.resume_config import resume_command
@@ -75,10 +75,14 @@ class TrainReport(Printable):
 
     def arrow(self) -> Any:
         """An Arrow table with a row for each step and evaluation; `turnwise.read(report.run)` has the episodes."""
+        from turnwise.storage.recorded_run import steps_table
+
         return steps_table(RunDir(self.run))
 
     def frame(self) -> Any:
         """`arrow` as a pandas DataFrame."""
+        from turnwise.storage.recorded_run import to_pandas
+
         return to_pandas(self.arrow())
 
     def table(self) -> Table:
@@ -93,6 +97,7 @@ class TrainReport(Printable):
             table.add_column(column, justify="left" if column[0] == "h" else "right", overflow="fold")
         every = dict.fromkeys((*self.before, *self.after))
         names = [name for name in every if not (is_detail(name) or is_measure(name))]
+        names.sort(key=lambda name: (name.startswith(GREEDY), name.removeprefix(GREEDY).startswith(REPEATED)))
         sources = {name.partition("/")[2] for name in names if "/" in name}
         for name in names:
             kind, slash, _ = name.partition("/")

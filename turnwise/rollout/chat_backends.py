@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from turnwise.chat.control_tokens import with_texts
 from turnwise.chat.images.blocks import Prompt, images_in, place_images
-from turnwise.chat.renderer import Renderer
-from turnwise.chat.template.history import HistoryRewritten, WordsRefused
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
@@ -33,6 +31,9 @@ from turnwise.types import (
     StopReason,
     Turn,
 )
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
 """How often a turn is asked again whose engine was lost, where nobody says."""
@@ -138,7 +139,7 @@ class TokenBackend:
     Each segment is a conversation of its own to the sampler, named `<conversation>/<segment>`.
     """
 
-    renderer: Renderer
+    renderer: "Renderer"
     sampler: Sampler
     sampling: SamplingConfig
     tools: Sequence[JsonSchema]
@@ -221,6 +222,8 @@ class TokenBackend:
     def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
+        from turnwise.chat.template.history import HistoryRewritten, WordsRefused
+
         if self._last is None:
             raise ValueError("the assistant has not replied yet")
         if self.exceeds(replies):

@@ -6,19 +6,22 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from turnwise.config import SamplingConfig
 from turnwise.config.choices import Advantage
-from turnwise.data.loader import Loader
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import DataError
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.plugin_calls import to_the_end
 from turnwise.rollout.prepare import Prepared
-from turnwise.scoring.scorer import apply, apply_all
+from turnwise.scoring.scorer import apply_all
+from turnwise.scoring.service import Scoring
 from turnwise.system.concurrency import gather_all, rare_cycle_searches
 from turnwise.types import Group, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.data.loader import Loader
 
 T = TypeVar("T")
 """What a group is played from: a sample, or a sample with what belongs to it."""
@@ -30,10 +33,23 @@ MOST_DRAWS = 3
 """Times `training.groups` samples that a step may draw until enough groups differ in reward."""
 
 
-async def run_group(sample: Sample, *, size: int, step: int, context: RolloutContext) -> Group:
-    """`size` independent episodes of one sample, side by side; a bug in one cancels the others and is raised."""
-    siblings = (run_episode(sample, sibling=number, step=step, context=context) for number in range(size))
-    return Group(sample, await gather_all(siblings))
+async def run_group(sample: Sample, siblings: Sequence[int], *, step: int, context: RolloutContext) -> Group:
+    """Independent episodes of one sample, side by side; a bug in one cancels the others and is raised.
+
+    Where other processes play, the group is empty until it is scored.
+    """
+    if context.players is not None:
+        return await context.players.play(sample, siblings, step)
+    episodes = (run_episode(sample, sibling=number, step=step, context=context) for number in siblings)
+    return Group(sample, await gather_all(episodes))
+
+
+async def score_group(group: Group, scoring: Scoring, context: RolloutContext) -> None:
+    """Score the trajectories, wherever they were played."""
+    if context.players is not None:
+        await context.players.finish(group)
+    else:
+        await apply_all(scoring.scorers[group.sample.data_source], group.trajectories)
 
 
 class Collector(Generic[T]):
@@ -173,7 +189,7 @@ class Policy(Protocol):
 class SampleStream:
     """The samples in the loader's order, as far as collection may run ahead. A gate: it yields again once widened."""
 
-    def __init__(self, loader: Loader, first_batch: int, batches_allowed: int) -> None:
+    def __init__(self, loader: "Loader", first_batch: int, batches_allowed: int) -> None:
         self._loader = loader
         self._batch = first_batch
         self._allowed = batches_allowed
@@ -211,13 +227,13 @@ class Collected:
 class Groups:
     """Rolls out the stream and hands a step its groups. `allow` is called when new weights have been published."""
 
-    def __init__(self, engines: Policy, prepared: Prepared, loader: Loader, first_batch: int) -> None:
+    def __init__(self, engines: Policy, prepared: Prepared, loader: "Loader", first_batch: int) -> None:
         self._config, self._scoring, self._engines = prepared.config, prepared.scoring, engines
         self._context = engines.context(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage == Advantage.remax
         self._greedy = engines.context(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
-        self._alone: dict[int, Trajectory] = {}
-        """remax: the greedy rollout by its group's id."""
+        self._alone: dict[int, Group] = {}
+        """remax: the greedy rollout of a group, by its id."""
         self._stream = SampleStream(loader, first_batch, first_batch + 1 + self._config.training.max_lag)
         running = max(1, choose_devices(self._config).episodes // self._config.training.group_size)
         self.collector: Collector[tuple[int, Sample]] = Collector(
@@ -238,7 +254,7 @@ class Groups:
         most = MOST_DRAWS if training.drop_constant_groups else 1
         waited, drawn, stale = collector.unfinished(training.groups), 0, 0
         usable_groups: list[Group] = []
-        alone: dict[int, Trajectory | None] = {}
+        alone: dict[int, Group | None] = {}
         for prompt_batches in range(1, most + 1):
             groups = await collector.next_groups(training.groups)
             alone |= {id(group): self._alone.pop(id(group), None) for group in groups}
@@ -250,7 +266,7 @@ class Groups:
                 self.allow(first_batch + prompt_batches)
         chosen = usable_groups[: training.groups]
         greedy = [alone[id(group)] for group in chosen]
-        baselines = {number: None if played is None else played.reward for number, played in enumerate(greedy)}
+        baselines = {n: None if played is None else played.trajectories[0].reward for n, played in enumerate(greedy)}
         counted = {"waited_for": waited, "ahead": collector.finished, "drawn": drawn, "left_out": drawn - len(chosen)}
         metrics = {f"groups/{name}": float(number) for name, number in counted.items()}
         metrics["staleness/left_out"] = float(stale)
@@ -258,16 +274,15 @@ class Groups:
 
     async def _run(self, draw: tuple[int, Sample]) -> Group:
         (batch, sample), size = draw, self._config.training.group_size
-        group = await run_group(sample, size=size, step=batch, context=self._context)
+        group = await run_group(sample, range(size), step=batch, context=self._context)
         if self._greedy is not None:
-            self._alone[id(group)] = await run_episode(sample, sibling=size, step=batch, context=self._greedy)
+            self._alone[id(group)] = await run_group(sample, [size], step=batch, context=self._greedy)
         return group
 
     async def _score(self, group: Group) -> None:
-        scorer = self._scoring.scorers[group.sample.data_source]
-        await apply_all(scorer, group.trajectories)
+        await score_group(group, self._scoring, self._context)
         if self._greedy is not None:
-            await apply(scorer, self._alone[id(group)])
+            await score_group(self._alone[id(group)], self._scoring, self._greedy)
 
 
 def leave_out_stale(groups: Sequence[Group], version: int, max_lag: int) -> int:

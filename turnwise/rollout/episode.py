@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey
+from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EpisodeError, TemplateError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
@@ -26,7 +27,7 @@ from turnwise.rollout.users.episode_user import EpisodeUser
 from turnwise.rollout.users.loading import Users
 from turnwise.storage.underway import playing
 from turnwise.system import time_budget
-from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Role, Sample, StopReason, Trajectory
+from turnwise.types import Branch, Group, JsonSchema, Ledger, RenderCheck, Role, Sample, StopReason, Trajectory
 
 FINISH_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
@@ -39,6 +40,18 @@ class MakeBackend(Protocol):
     """Makes the model's side of one conversation."""
 
     def __call__(self, conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> ChatBackend: ...
+
+
+class Players(Protocol):
+    """Processes that play the groups of a run."""
+
+    async def play(self, sample: Sample, siblings: Sequence[int], step: int) -> Group:
+        """A group whose episodes have ended; it has none of them before `finish`."""
+        ...
+
+    async def finish(self, group: Group) -> None:
+        """Give it its trajectories, scored."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,10 @@ class RolloutContext:
     make_backend: MakeBackend
     conversation: Callable[..., Conversation] = Conversation
     """Makes what an agent loop drives; a replay has its own."""
+    sampler: Sampler | None = None
+    """What writes token by token; None where an endpoint does."""
+    players: Players | None = None
+    """Who plays groups instead of this process."""
 
 
 @dataclass(slots=True)

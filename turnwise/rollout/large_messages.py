@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import Message, Role
+
+if TYPE_CHECKING:
+    from turnwise.chat.tokenizer import Tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +28,7 @@ async def off_loop(messages: Sequence[Message], work: Callable[P, T], *args: P.a
     return work(*args, **kwargs)
 
 
-def exceed(messages: Sequence[Message], tokenizer: Tokenizer, context_length: int) -> bool:
+def exceed(messages: Sequence[Message], tokenizer: "Tokenizer", context_length: int) -> bool:
     """Whether messages are too long for a context by their characters alone. The assistant's are not counted, since a
     template may leave out thoughts."""
     characters = sum(len(message.text.strip()) for message in messages if message.role is not Role.ASSISTANT)

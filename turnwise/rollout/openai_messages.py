@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.calls.tool_format import ToolFormat
-from turnwise.chat.images.pixels import shown_size, unpack
 from turnwise.errors import DataError
 from turnwise.system.image_bytes import KINDS, media_type
 from turnwise.system.image_sources import open_source, read_source
@@ -79,6 +78,8 @@ def shown_url(image: Image, max_pixels: int | None) -> str:
 
     A web address stays what it is: whoever fetches it decides.
     """
+    from turnwise.chat.images.pixels import shown_size, unpack
+
     url = data_url(image)
     if max_pixels is None or not url.startswith("data:"):
         return url

@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from turnwise import extensions
-from turnwise.chat.renderer import Renderer
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.engines.open_configured import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, Say
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.system.plugins import load
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,11 @@ class Placement(Protocol):
         """Around a run: sandboxes are taken from there, and its news are said."""
         ...
 
-    def open_sampler(self, renderer: Renderer, say: Say) -> AbstractAsyncContextManager[Sampler]:
+    def open_sampler(self, renderer: "Renderer", say: Say) -> AbstractAsyncContextManager[Sampler]:
         """The sampler of an evaluation; it is closed on every path."""
         ...
 
-    def open_pair(self, renderer: Renderer, parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
+    def open_pair(self, renderer: "Renderer", parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
         """Sampler and learner of a training; they are ended on every path."""
         ...
 
@@ -94,16 +95,20 @@ class Here:
         yield
 
     @asynccontextmanager
-    async def open_sampler(self, renderer: Renderer, say: Say) -> AsyncIterator[Sampler]:
+    async def open_sampler(self, renderer: "Renderer", say: Say) -> AsyncIterator[Sampler]:
         """In this process, or servers that it talks to."""
+        from turnwise.engines.open_configured import open_sampler
+
         sampler = (await open_sampler(self.config, renderer, say)).sampler
         try:
             yield sampler
         finally:
             await asyncio.shield(asyncio.ensure_future(sampler.close()))
 
-    def open_pair(self, renderer: Renderer, parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
+    def open_pair(self, renderer: "Renderer", parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
         """The learner in this process or in others of this machine."""
+        from turnwise.engines.open_configured import open_pair
+
         return open_pair(self.config, renderer, parts, say)
 
     def plan_lines(self, *, training: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -12,25 +12,13 @@ from typing import TYPE_CHECKING
 from turnwise import extensions
 from turnwise.chat.calls.tool_format import load_format
 from turnwise.chat.images.blocks import images_in
-from turnwise.chat.renderer import Renderer
-from turnwise.chat.template.history_forecast import TemplateForecast, forecast
-from turnwise.chat.template.trials import BLANK
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.check import check_config
-from turnwise.data.custom_dataset import dataset_rows
-from turnwise.data.files import Split
-from turnwise.data.images.cells import ImageCells
-from turnwise.data.loader import drop_overlong
-from turnwise.data.loader import load_samples as read_samples
-from turnwise.data.python_samples import program_samples
-from turnwise.data.rows import as_row
-from turnwise.data.samples import to_sample
 from turnwise.data.task import known_scorers, load_task, rows_of
 from turnwise.engines.opener import opener_of
 from turnwise.engines.rendering import choose_model, demand_readable_calls, format_of, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.samplers.scripted import Script, scripted_sampler
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TemplateError
 from turnwise.ledger import Media
 from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
@@ -38,7 +26,6 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.routing import Plan, Route
-from turnwise.rollout.scripted_backend import ScriptedBackend
 from turnwise.rollout.toolbox.files import load_tools
 from turnwise.rollout.toolbox.loading import as_tool
 from turnwise.rollout.toolbox.replies import CHARACTERS_PER_TOKEN
@@ -53,7 +40,10 @@ from turnwise.system.plugins import adapted, call
 from turnwise.types import Image, JsonSchema, Sample
 
 if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
+    from turnwise.chat.template.history_forecast import TemplateForecast
     from turnwise.engines.model.loading import ImplementationChoice
+    from turnwise.engines.samplers.scripted import Script
     from turnwise.rollout.endpoint_backend import Endpoint
 
 
@@ -73,19 +63,27 @@ class Prepared:
     """Samples left out because their prompt is too long."""
     implementation: "ImplementationChoice | None"
     """Who computes the model and why; None where none runs here."""
-    renderer: Renderer | None
+    renderer: "Renderer | None"
     """None for endpoints, which render for themselves."""
     toolbox: Toolbox
     users: Users
     plan: Plan
     scoring: Scoring
+    split: str = ""
+    """Which samples these are: train or test."""
+    of_caller: tuple[str, ...] = ()
+    """What came as Python objects in place of what the config names: samples, tools, scorer, interaction."""
 
     @asynccontextmanager
-    async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools, clients and scorers need is started, and stopped on every path."""
-        async with placement_of(self.config).services(say):
-            async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
-                yield
+    async def running(self, say: Callable[[str], None], *, episodes: bool = True) -> AsyncIterator[None]:
+        """What tools, clients and scorers need is started, and stopped on every path; without `episodes`, which other
+        processes play, what scorers need alone."""
+        async with placement_of(self.config).services(say), AsyncExitStack() as stack:
+            if episodes:
+                await stack.enter_async_context(self.toolbox.running(say))
+                await stack.enter_async_context(self.plan.running())
+            await stack.enter_async_context(self.scoring.running())
+            yield
 
 
 def prepare(
@@ -97,16 +95,23 @@ def prepare(
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
     interaction: UserLike | None = None,
+    beside: Prepared | None = None,
 ) -> Prepared:
-    """Resolve every name for this split; what is given here replaces the configured parts."""
+    """Resolve every name for this split; what is given here replaces the configured parts. `beside` is another split
+    of the same run, whose tools serve both."""
+    from turnwise.data.python_samples import program_samples
+
     check_config(config)
     where = placement_of(config)
     where.check()
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
-    specs = config.rollout.tools if tools is None else []
-    loaded = [each for spec in specs for each in load_tools(spec, config)]
-    loaded += [as_tool(entry) for entry in tools or ()]
+    if beside is not None:
+        loaded = beside.toolbox.shared()
+    else:
+        specs = config.rollout.tools if tools is None else []
+        loaded = [each for spec in specs for each in load_tools(spec, config)]
+        loaded += [as_tool(entry) for entry in tools or ()]
     toolbox = Toolbox(loaded, config.rollout, config)
     users = Users(config, interaction)
     chosen = load_samples(config, split, limit) if samples is None else program_samples(samples, limit)
@@ -131,11 +136,22 @@ def prepare(
     if scorer is None:
         Scoring.check(config.scoring, chosen, task_scorers=known_scorers())
     choice = None if model is None else model[0]
-    return Prepared(config, chosen, dropped, choice, renderer, toolbox, users, plan, scoring)
+    objects = {"samples": samples, "tools": tools or None, "scorer": scorer, "interaction": interaction}
+    of_caller = tuple(name for name, value in objects.items() if value is not None)
+    return Prepared(
+        config, chosen, dropped, choice, renderer, toolbox, users, plan, scoring, split=split, of_caller=of_caller
+    )
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     """Samples of the configured files, or else of the task's generator."""
+    from turnwise.data.custom_dataset import dataset_rows
+    from turnwise.data.files import Split
+    from turnwise.data.images.cells import ImageCells
+    from turnwise.data.loader import load_samples as read_samples
+    from turnwise.data.rows import as_row
+    from turnwise.data.samples import to_sample
+
     key = "train_files" if split == "train" else "eval_files"
     files = config.data.train_files if split == "train" else config.data.eval_files
     spec = config.task
@@ -188,9 +204,11 @@ def _tokenizer(config: Config) -> object:
 
 
 def fit_prompts(
-    samples: list[Sample], config: Config, renderer: Renderer, plan: Plan, toolbox: Toolbox, rows: int | None
+    samples: list[Sample], config: Config, renderer: "Renderer", plan: Plan, toolbox: Toolbox, rows: int | None
 ) -> tuple[list[Sample], int]:
     """(samples whose first prompt fits, how many did not), counted with the tools the model will really see."""
+
+    from turnwise.data.loader import drop_overlong
 
     def count(sample: Sample) -> int:
         media = measured_images(sample, config, renderer)
@@ -205,7 +223,7 @@ def fit_prompts(
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
 
 
-def spelled_warning(renderer: Renderer) -> str:
+def spelled_warning(renderer: "Renderer") -> str:
     """Of a template whose marks between turns the model has never seen as tokens."""
     marks = " and ".join(renderer.spelled_marks)
     return f"the tokenizer has no token for {marks}, which the chat template writes between turns: they are plain text"
@@ -220,8 +238,11 @@ _forecasts: "weakref.WeakKeyDictionary[Renderer, dict[Route, TemplateForecast]]"
 """What was tried already: the plan tells it and the checks judge it."""
 
 
-def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, TemplateForecast]:
+def history_forecasts(prepared: Prepared, renderer: "Renderer") -> "dict[Route, TemplateForecast]":
     """What becomes of the tokens so far when tools and users reply, for every route."""
+    from turnwise.chat.template.history_forecast import forecast
+    from turnwise.chat.template.trials import BLANK
+
     by_route = _forecasts.setdefault(renderer, {})
     for route, sample in sample_per_route(prepared).items():
         if route in by_route:
@@ -235,7 +256,7 @@ def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, Tem
     return by_route
 
 
-def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
+def measured_images(sample: Sample, config: Config, renderer: "Renderer") -> dict[Image, Media]:
     """Blocks of tokens for the images of a prompt, by their sizes; DataError where they cannot be shown."""
     images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
     if processor is None:
@@ -264,24 +285,30 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
 @asynccontextmanager
 async def open_context(
     prepared: Prepared,
-    script: Script | None = None,
+    script: "Script | None" = None,
     *,
+    episodes: bool = True,
     sampling: SamplingConfig | None = None,
     say: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RolloutContext]:
     """The context with its engine running; the engine is closed on every path.
 
     A script replaces the engine, `sampling` the config's. `say` is told what was measured and decided meanwhile.
+    Without `episodes`, which other processes play, tools are not started.
     """
     tell, drawn = say or (lambda text: None), sampling or prepared.config.sampling
-    async with prepared.running(tell), _engine(prepared, script, drawn, tell) as context:
+    async with prepared.running(tell, episodes=episodes), engine_context(prepared, script, drawn, tell) as context:
         yield context
 
 
 @asynccontextmanager
-async def _engine(
-    prepared: Prepared, script: Script | None, sampling: SamplingConfig, tell: Callable[[str], None]
+async def engine_context(
+    prepared: Prepared, script: "Script | None", sampling: SamplingConfig, tell: Callable[[str], None]
 ) -> AsyncIterator[RolloutContext]:
+    """The context with its engine running, where tools and scorers run already."""
+    from turnwise.engines.samplers.scripted import scripted_sampler
+    from turnwise.rollout.scripted_backend import ScriptedBackend
+
     config = prepared.config
     if script is None and not extensions.engine(config.engine.name).renders:
         endpoint = opener_of(config).connect(config.engine)
@@ -319,7 +346,7 @@ def endpoint_context(
 
 def token_context(
     prepared: Prepared,
-    renderer: Renderer,
+    renderer: "Renderer",
     sampler: Sampler,
     sampling: SamplingConfig,
     make_backend: Callable[..., TokenBackend] = TokenBackend,
@@ -341,10 +368,12 @@ def token_context(
             raise TemplateError(unread)
         return make_backend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
-    return _context(prepared, sampling, backend)
+    return _context(prepared, sampling, backend, sampler)
 
 
-def _context(prepared: Prepared, sampling: SamplingConfig, make_backend: MakeBackend) -> RolloutContext:
+def _context(
+    prepared: Prepared, sampling: SamplingConfig, make_backend: MakeBackend, sampler: Sampler | None = None
+) -> RolloutContext:
     config = replace(prepared.config, sampling=sampling)
     kind = adapted("conversation", config, {}) or Conversation
-    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.users, make_backend, kind)
+    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.users, make_backend, kind, sampler)

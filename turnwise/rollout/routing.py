@@ -60,7 +60,9 @@ class Plan:
     def __init__(self, samples: Sequence[Sample], config: Config, toolbox: Toolbox, users: Users) -> None:
         self._config, self._toolbox, self._users = config.rollout, toolbox, users
         self.loops, self._player = Loops(config), Player.of(config)
-        chosen = [self.route(sample) for sample in samples]
+        chosen = [self._find_route(sample) for sample in samples]
+        self._routed = {id(sample): (sample, route) for sample, route in zip(samples, chosen, strict=True)}
+        """Routes of the run's samples, by identity."""
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [
             *_notices(self.routes, toolbox, config.rollout, self._player),
@@ -80,6 +82,10 @@ class Plan:
 
     def route(self, sample: Sample) -> Route:
         """Which agent loop, tools and user play one sample, and why."""
+        routed = self._routed.get(id(sample))
+        return routed[1] if routed is not None and routed[0] is sample else self._find_route(sample)
+
+    def _find_route(self, sample: Sample) -> Route:
         tools = self._tools(sample)
         spec = self._users.spec_for(sample)
         if sample.agent is not None:

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.chat.images.pixels import unpack
 from turnwise.data.images.provenance import IDENTITY, Matrix, OriginCheck, Trail
 from turnwise.errors import DataError, EpisodeError, ToolError
 from turnwise.errors.nearest_name import nearest
 from turnwise.rollout.tools.tool import ToolContext
-from turnwise.storage.images.copies import images_for
 from turnwise.system.image_bytes import data_url
 from turnwise.system.image_sources import read_image
 from turnwise.types import Image, ToolResult
@@ -43,6 +41,8 @@ class SourceImage:
 
 def given_images(context: ToolContext) -> dict[str, Image]:
     """What the row gives this tool, by name; EpisodeError for what is no image."""
+    from turnwise.storage.images.copies import images_for
+
     try:
         return images_for(context.sample, context.kwargs)
     except DataError as error:
@@ -73,6 +73,8 @@ def find_picture(context: ToolContext, which: float | str) -> SourceImage:
 
 def opened(image: Image, what: str) -> "Picture":
     """Decoded as a model is shown it: upright, in RGB. EpisodeError for what cannot be."""
+    from turnwise.chat.images.pixels import unpack
+
     try:
         return unpack(read_image(image.source), None).picture
     except DataError as error:

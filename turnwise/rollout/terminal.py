@@ -98,7 +98,7 @@ class Terminal:
         self.out.print(Styled(visible(text), style="dim"), soft_wrap=True)
 
     def show(self, who: str, text: str, origin: Origin) -> None:
-        """Somebody's words."""
+        """Prints a message, or a piece of one, in its speaker's style."""
         style = STYLES[origin]
         self.out.print(Styled.assemble((f"{who}: ", f"bold {style}"), (visible(text), style)), soft_wrap=True)
 

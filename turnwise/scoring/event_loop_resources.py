@@ -77,9 +77,18 @@ def loop_resource(kind: type[Resource], key: Hashable, make: Callable[[], Resour
     return resource
 
 
+_REPORTED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Metric]] = weakref.WeakKeyDictionary()
+
+
+def report_counts(metrics: Sequence[Metric]) -> None:
+    """What resources of another process did for a run of this event loop."""
+    _REPORTED.setdefault(asyncio.get_running_loop(), []).extend(metrics)
+
+
 def take_counts() -> list[Metric]:
-    """What the resources of the running event loop did since this was last called."""
-    return [metric for kind, resources in _counting().items() for metric in kind.take_counts(resources)]
+    """What the resources of the running event loop did since this was last called, and what was reported."""
+    reported = _REPORTED.pop(asyncio.get_running_loop(), [])
+    return [*(metric for kind, resources in _counting().items() for metric in kind.take_counts(resources)), *reported]
 
 
 def take_metrics() -> dict[str, float]:

@@ -43,11 +43,22 @@ class ScoringStats:
         finally:
             self.seconds += time.monotonic() - start
 
-    def take(self) -> dict[str, float]:
-        """The metrics since they were last taken; empty when nothing was scored."""
-        counts = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+    def split_off(self) -> "ScoringStats":
+        """What was counted so far, which is not counted here any more."""
+        counts = ScoringStats(**{field.name: getattr(self, field.name) for field in fields(self)})
         for field in fields(self):
             setattr(self, field.name, field.default)
+        return counts
+
+    def add(self, other: "ScoringStats") -> None:
+        """Count what another process counted."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def take(self) -> dict[str, float]:
+        """The metrics since they were last taken; empty when nothing was scored."""
+        since = self.split_off()
+        counts = {field.name: float(getattr(since, field.name)) for field in fields(self)}
         if not counts["calls"]:
             return {}
         rates = {

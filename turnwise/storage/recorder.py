@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from turnwise.storage.images.copies import Album
-from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.underway import UnderwayWriter
 from turnwise.types import Trajectory
@@ -24,6 +22,8 @@ class Recorder:
     """
 
     def __init__(self, run: RunDir) -> None:
+        from turnwise.storage.images.copies import Album
+
         self.run = run
         self._album = Album(run)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="turnwise-recorder")
@@ -45,5 +45,7 @@ class Recorder:
 
     async def record(self, file: str, trajectories: Sequence[Trajectory]) -> None:
         """Write a trajectory file, the images it speaks of, and its line of the index."""
+        from turnwise.storage.index import record
+
         await self.do(record, self.run, file, trajectories, self._album)
         self._underway.episodes.recorded(trajectories)

@@ -25,6 +25,7 @@ runs/<name>/
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -207,11 +208,14 @@ def _append_whole(descriptor: int, line: bytes) -> None:
 
 
 def check_free(runs_dir: Path, name: str | None) -> None:
-    """ConfigError when a new run cannot have this name; asked before anything is tried out."""
+    """An error when no run can be written there, or none of this name; asked before anything is tried out."""
+    parent = Path.cwd() / runs_dir
+    above = next(folder for folder in (parent, *parent.parents) if os.path.exists(folder))
+    if not os.access(above, os.W_OK):
+        raise cannot("create a run in", parent, PermissionError(errno.EACCES, f"{above} cannot be written"))
     if name is None:
         return
     check_name(name)
-    parent = Path.cwd() / runs_dir
     if os.path.lexists(parent / name):
         raise ConfigError(
             f"run {name!r} exists in {parent}: choose another name with run=, or resume a training with resume=auto"

@@ -181,7 +181,8 @@ def _call_note(turn: Turn, record: CallRecord, more: str = "") -> tuple[str, Ori
     note = f"{record.status.value}, {record.seconds:.2f} s" + (", truncated" if record.truncated else "")
     note += "" if record.score is None else f", score {record.score:g}"
     style = "red" if record.status.failed else "dim"
-    return f"tool {record.call.name}, turn {turn.index}", Origin.TOOL, note + more, style
+    name = f"tool {record.call.name}" if record.call.name else "no tool"
+    return f"{name}, turn {turn.index}", Origin.TOOL, note + more, style
 
 
 def _tokens(ledger: Ledger, decode: Decode) -> Styled:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,8 @@ class EpisodesUnderWay:
     def __init__(self) -> None:
         self._episodes: dict[int, EpisodeUnderWay] = {}
         self._numbers = itertools.count()
+        self.elsewhere: dict[object, Mapping[str, Any]] = {}
+        """What other processes of the run play, as `shown` there."""
 
     @contextlib.contextmanager
     def playing(
@@ -68,15 +70,42 @@ class EpisodesUnderWay:
                 del self._episodes[number]
 
     def recorded(self, trajectories: Sequence[Trajectory]) -> None:
-        """A file has these now."""
+        """Forgets episodes that a file has now."""
         ids = {id(trajectory) for trajectory in trajectories}
         for number, episode in list(self._episodes.items()):
             if episode.trajectory is not None and id(episode.trajectory()) in ids:
                 self._episodes.pop(number, None)
 
     def now(self) -> list[EpisodeUnderWay]:
-        """In the order they began."""
+        """The episodes under way, in the order they began."""
         return list(self._episodes.values())
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[EpisodesUnderWay]:
+    """Episodes that are played in this block are those yielded."""
+    before, episodes = _current.get(), EpisodesUnderWay()
+    _current.set(episodes)
+    try:
+        yield episodes
+    finally:
+        _current.set(before)
+
+
+def looked_on() -> bool:
+    """Whether somebody wants to know what the caller's run is playing."""
+    return _current.get() is not None
+
+
+def seen_elsewhere(process: object, episodes: Mapping[str, Any] | None) -> None:
+    """What another process of the caller's run is playing; None when it has ended."""
+    current = _current.get()
+    if current is None:
+        return
+    if episodes:
+        current.elsewhere[process] = episodes
+    else:
+        current.elsewhere.pop(process, None)
 
 
 @contextlib.contextmanager
@@ -131,7 +160,7 @@ class UnderwayWriter:
 
     def _write(self, before: str) -> str:
         """Replace the file if there is anything new; what it holds. Not flushed to the disk: nobody needs it later."""
-        seen = shown(self.episodes.now())
+        seen = joined([shown(self.episodes.now()), *list(self.episodes.elsewhere.values())])
         # each by itself: one call for all would keep the event loop waiting until it is done
         episodes = ", ".join(json.dumps(episode) for episode in seen.pop("episodes"))
         content = f'{json.dumps(seen)[:-1]}, "episodes": [{episodes}]}}'
@@ -159,6 +188,21 @@ def shown(episodes: Sequence[EpisodeUnderWay]) -> dict[str, Any]:
     listed = [_episode(one, None) for one in playing[:MOST]]
     listed += [_episode(*pair) for pair in finished[: max(MOST - len(listed), MOST // 2)]]
     return {"playing": len(playing), "finished": len(finished), "episodes": listed}
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several processes show, as if one had played it; those that finished are with us, others show their own."""
+    episodes = [episode for part in parts for episode in part["episodes"]]
+    playing = [episode for episode in episodes if "stop_reason" not in episode]
+    finished = [episode for episode in episodes if "stop_reason" in episode]
+    playing.sort(key=lambda episode: float(episode["started"]))
+    listed = playing[:MOST]
+    listed += finished[: max(MOST - len(listed), MOST // 2)]
+    return {
+        "playing": sum(part["playing"] for part in parts),
+        "finished": sum(part["finished"] for part in parts),
+        "episodes": listed,
+    }
 
 
 def _episode(episode: EpisodeUnderWay, trajectory: Trajectory | None) -> dict[str, Any]:

@@ -65,16 +65,18 @@ class Share:
         return f"{100 * self.value:.1f}% ± {100 * self.stderr:.1f} ({counts})"
 
 
-def share(outcomes: Iterable[tuple[Hashable, float]]) -> Share | None:
+def share(outcomes: Iterable[tuple[Hashable, float]], *, episodes_behind: int | None = None) -> Share | None:
     """The share of right outcomes, given as (sample, right), where right may be a chance of it; None of nothing.
+
+    Where each outcome is a chance that was read from several episodes, `episodes_behind` is how many those are in all.
 
     Episodes of one sample are not independent, so the variance is that of a mean over clusters,
 
         v = K / (K - 1) * sum over the K samples of (right - value * episodes)^2 / n^2,
 
-    which says how many independent episodes the n are worth: value (1 - value) / v, at least 1 and at most n, and the
-    number of samples where all outcomes agree. The standard error is half the width of Wilson's interval of one
-    standard deviation for that many, which is not zero for 0 right of 8.
+    which says how many independent episodes the n are worth: value (1 - value) / v, at least 1 and at most n (or
+    `episodes_behind`), and the number of samples where all outcomes agree. The standard error is half the width of
+    Wilson's interval of one standard deviation for that many, which is not zero for 0 right of 8.
     """
     right: dict[Hashable, float] = defaultdict(float)
     episodes: dict[Hashable, int] = defaultdict(int)
@@ -89,7 +91,8 @@ def share(outcomes: Iterable[tuple[Hashable, float]]) -> Share | None:
     if 0 < value < 1:
         spread = sum((right[sample] - value * count) ** 2 for sample, count in episodes.items())
         variance = spread / n**2 * samples / (samples - 1) if samples > 1 else 1.0
-        worth = min(max(value * (1 - value) / variance, 1.0), n) if variance else float(n)
+        most = n if episodes_behind is None else episodes_behind
+        worth = min(max(value * (1 - value) / variance, 1.0), most) if variance else float(most)
     half = math.sqrt(value * (1 - value) / worth + 1 / (4 * worth**2)) / (1 + 1 / worth)
     return Share(value, half, n, samples)
 

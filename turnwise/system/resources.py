@@ -10,6 +10,24 @@ from turnwise.errors import TurnwiseError
 MOST_DESCRIPTORS = 1 << 18
 """Raised to this at most: some systems allow a thousand million, and programs walk through all of them."""
 
+_processes = 1
+
+
+def share_among(processes: int) -> None:
+    """Say that so many processes of one run, this one among them, divide the machine's free memory."""
+    global _processes
+    _processes = processes
+
+
+def processes() -> int:
+    """How many processes of a run divide its limits."""
+    return _processes
+
+
+def part_of(limit: int) -> int:
+    """This process's part of a limit of the whole run."""
+    return max(1, limit // _processes)
+
 
 def raise_descriptors() -> int:
     """Allow ourselves as many descriptors as we may; how many that is."""
@@ -22,7 +40,7 @@ def raise_descriptors() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that may be taken on this machine and in the control groups we are in; caches of files give way for it.
+    """Bytes that we may take on this machine and in the control groups we are in; caches of files give way for it.
 
     `root` holds proc and sys.
     """
@@ -31,7 +49,7 @@ def free_memory(root: Path = Path("/")) -> int:
         with contextlib.suppress(OSError, ValueError):  # "max", or not there: no limit
             held = int((group / usage).read_text()) - _file_cache(group)
             free.append(max(int((group / limit).read_text()) - held, 0))
-    return min(free)
+    return min(free) // _processes
 
 
 def _kilobytes(root: Path, name: str) -> int:

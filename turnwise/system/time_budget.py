@@ -61,6 +61,17 @@ def reported_wait(seconds: Callable[[], float]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def measured() -> Iterator[Callable[[], float]]:
+    """For tasks made in the block: how long they have waited so far, for an episode that another process has."""
+    waits = _Waits()
+    before = _waits.set(waits)
+    try:
+        yield waits.seconds
+    finally:
+        _waits.reset(before)
+
+
+@contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """The block waits for its turn: that is not the episode's time."""
     waits = _waits.get()

@@ -6,6 +6,7 @@ Legend: N policy tokens of a packed batch.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from turnwise.config import Config
 from turnwise.config.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
@@ -13,7 +14,6 @@ from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import gpus_for_learner, learner_here
 from turnwise.engines.learners.learner import Learner, Objective, Who
-from turnwise.engines.memory_plan import Training
 from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
@@ -22,6 +22,9 @@ from turnwise.training.reward_shaping import shape_overlong
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.staleness import measure, oldest_allowed, treatment
 from turnwise.training.turn_credit import add_turn_credit
+
+if TYPE_CHECKING:
+    from turnwise.engines.memory_plan import Training
 
 GAP_SEQUENCES = 32
 GAP_FLOAT32, GAP_BFLOAT16 = 1e-3, 0.05
@@ -41,8 +44,10 @@ def needs_critic(config: Config) -> bool:
     return config.algorithm.advantage == Advantage.gae
 
 
-def beside_policy(config: Config) -> Training:
+def beside_policy(config: Config) -> "Training":
     """What a learner of this config has beside the policy, for the memory plan."""
+    from turnwise.engines.memory_plan import Training
+
     return Training(critic=needs_critic(config), reference=needs_reference(config))
 
 

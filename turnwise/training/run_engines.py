@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from turnwise.config import Config, SamplingConfig
-from turnwise.data.loader import LoaderState
 from turnwise.engines import publish_weights
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, Objective, TokenBatch, UpdateResult, Who
@@ -22,12 +21,16 @@ from turnwise.engines.weight_updates import FullWeights, StoredWeights
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, token_context
+from turnwise.rollout.workers.players import open_workers, played_by
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.training import kl
-from turnwise.training.checks import check_training, total_updates
 from turnwise.training.optimise import check_logprob_gap, needs_critic, needs_reference, optimise
 from turnwise.training.runs.state import FORMAT, KLState, Progress, RunState, write_json
 from turnwise.training.sequences import TrainSequence
+
+if TYPE_CHECKING:
+    from turnwise.data.loader import LoaderState
+    from turnwise.rollout.workers.pool import WorkerPool
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -52,12 +55,15 @@ class Engines:
     """Of engines that run elsewhere."""
     weights_folder: Path | None = None
     """Where files of weights are put for the sampler, where it takes files."""
+    workers: "WorkerPool | None" = None
+    """Who plays the episodes, where other processes do."""
     version: int = 0
     """Of the weights that were published last."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
-        return token_context(prepared, prepared.renderer or make_renderer(prepared.config), self.sampler, sampling)
+        renderer = prepared.renderer or make_renderer(prepared.config)
+        return played_by(self.workers, token_context(prepared, renderer, self.sampler, sampling), prepared)
 
     async def compare(self, sequences: Sequence[TrainSequence], config: Config) -> str:
         """Before the first update, sampler and learner must agree about the same tokens; how far they do."""
@@ -95,6 +101,8 @@ class Engines:
         """Of the GPU since this was last asked: the share of the time it had nothing to do, and the most it held; of a
         cluster what runs there and what was lost."""
         elsewhere = {} if self.metrics is None else self.metrics()
+        if self.workers is not None:
+            elsewhere["rollout/workers_lost"] = float(self.workers.take_lost())
         if self.clock is None:
             return elsewhere
         idle = self.clock.take()
@@ -107,7 +115,7 @@ class Engines:
             torch.cuda.reset_peak_memory_stats(device)
         return metrics
 
-    def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
+    def save(self, folder: Path, progress: Progress, loader: "LoaderState") -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
         self.learner.save_policy(folder)
         self.learner.save(folder)
@@ -132,13 +140,22 @@ def memory_held(peak: int, reserved: int, free: int, total: int) -> int:
 
 
 @asynccontextmanager
-async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[Engines]:
-    """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
+async def open_engines(
+    config: Config, prepared: Prepared, say: Callable[[str], None], heldout: Prepared | None = None
+) -> AsyncIterator[Engines]:
+    """Sampler and learner on the same weights, and who plays episodes of both splits beside this process; critic and
+    reference only when the algorithm needs them."""
+    from turnwise.training.checks import check_training, total_updates
+
     check_training(config)
     renderer = prepared.renderer or make_renderer(config)
     parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))
     controller = kl.controller(config.algorithm.kl_reward, config.algorithm.kl_target)
-    async with placement_of(config).open_pair(renderer, parts, say) as opened:
+    splits = [prepared] if heldout is None else [prepared, heldout]
+    async with (
+        placement_of(config).open_pair(renderer, parts, say) as opened,
+        open_workers(config, splits, opened.sampler, say) as workers,
+    ):
         learner: Learner = opened.learner
         if opened.clock is not None and opened.learner.device == opened.clock.device:
             learner = ClockedLearner(learner, opened.clock)
@@ -153,6 +170,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
             opened.learner.device,
             opened.metrics,
             opened.weights_folder,
+            workers,
         )
 
 

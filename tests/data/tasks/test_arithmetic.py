@@ -75,7 +75,7 @@ def test_scripted_traces_err_systematically_and_recover_from_broken_calls() -> N
 
     async def play() -> list[Trajectory]:
         async with open_context(prepared, script(config.seed)) as context:
-            groups = [await run_group(sample, size=1, step=0, context=context) for sample in prepared.samples]
+            groups = [await run_group(sample, [0], step=0, context=context) for sample in prepared.samples]
         return [group.trajectories[0] for group in groups]
 
     trajectories = asyncio.run(play())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import Task, evaluate
-from turnwise.config.compose import to_yaml
+from turnwise.config.sections import to_yaml
 from turnwise.data.task import config_values, load_task, prepare_files
 from turnwise.data.task_config import compose, configure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError

@@ -64,7 +64,7 @@ def test_scripted_traces_search_answer_and_are_scored():
 
     async def play() -> list[Trajectory]:
         async with open_context(prepared, script(config.seed)) as context:
-            groups = [await run_group(sample, size=1, step=0, context=context) for sample in prepared.samples]
+            groups = [await run_group(sample, [0], step=0, context=context) for sample in prepared.samples]
         return [group.trajectories[0] for group in groups]
 
     trajectories = asyncio.run(play())

@@ -73,7 +73,7 @@ def play(*overrides: str, options: dict | None = None) -> list[tuple[Trajectory,
 
     async def work():
         async with open_context(prepared, solve(config.seed)) as context:
-            groups = await asyncio.gather(*(run_group(s, size=1, step=0, context=context) for s in prepared.samples))
+            groups = await asyncio.gather(*(run_group(s, [0], step=0, context=context) for s in prepared.samples))
         found = [group.trajectories[0] for group in groups]
         try:
             return [(one, await swe_tests(one, memory_mb=128, **(options or {}))) for one in found]

@@ -90,7 +90,7 @@ def test_tokens_are_as_old_as_max_lag_allows_and_weighed_from_there_on(tmp_path:
         weighed = ["rollout_corr/rollout_is_mean" in line for line in steps(report)]
         assert weighed == [lag > 0] * 3, "on by itself exactly where tokens may be stale"
         plan = (report.run / "plan.txt").read_text()
-        assert ("correction token, truncate" in plan) is (lag > 0) and f"staleness    max_lag {lag}\n" in plan
+        assert ("importance weights: token, truncate" in plan) is (lag > 0) and f"staleness    max_lag {lag}\n" in plan
         used.append(sample_ids(report))
     assert used[0] == used[1] == used[2] and len(used[0]) == 9, "lag changes when, never what"
 

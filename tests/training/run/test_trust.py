@@ -13,9 +13,8 @@ import pytest
 from turnwise import configure, extensions
 from turnwise.commands.cli import main
 from turnwise.config import Config
-from turnwise.config.compose import to_yaml
 from turnwise.config.knobs import knobs_of
-from turnwise.config.sections import full_config
+from turnwise.config.sections import full_config, to_yaml
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.ext.judge.judge import data_url
 from turnwise.ext.judge.tool_misuse import _size
@@ -339,6 +338,7 @@ VALUES = {
     "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "model.trust_remote_code": "=true", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
     "rollout.tool_options": ".calculate.timeout=5",
+    "cluster": "=ray", "eval.sampling": ".top_k=3",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
     "data.images_from": "='PLACE/images'",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "swe.url": "=http://a:1",
@@ -396,8 +396,11 @@ def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_f
 
 
 def test_what_an_extension_says_leads_away_asks_wherever_it_is_named(tmp_path, monkeypatch):
-    brought = extensions.Extension(reaches=("far",), scorers={"far": "far:score"}, engines={"far": extensions.OWN})
-    monkeypatch.setattr(extensions, "extensions", lambda: {**extensions.OURS, "far": brought})
+    brought = extensions.Extension(
+        reaches=("far",), scorers={"far": "far:score"}, engines={"far": extensions.PLUGIN_ENGINE}
+    )
+    table = {**extensions.extensions(), "far": brought}
+    monkeypatch.setattr(extensions, "extensions", lambda: table)
     config = Config(task="far")
     config.rollout.agent = config.rollout.interaction = config.engine.name = "far"
     config.rollout.tools, config.scoring.scorers = ["far"], {"default": "far"}

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from turnwise.chat.images.blocks import MediaOf
-from turnwise.chat.renderer import Renderer
 from turnwise.chat.template.analysis import read_variables
 from turnwise.chat.template.trials import Course, Exchange, Tried, exchanges, play, try_out
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 ROUNDS = 4
 """Calls in a row by which growth is shown."""
@@ -86,7 +89,7 @@ class TemplateForecast:
 
 
 def forecast(
-    renderer: Renderer,
+    renderer: "Renderer",
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
     *,
@@ -109,7 +112,11 @@ def forecast(
 
 
 def _growth(
-    renderer: Renderer, prompt: Sequence[Message], schemas: Sequence[JsonSchema], tried: Sequence[Tried], media: MediaOf
+    renderer: "Renderer",
+    prompt: Sequence[Message],
+    schemas: Sequence[JsonSchema],
+    tried: Sequence[Tried],
+    media: MediaOf,
 ) -> tuple[int, float] | None:
     """Of an exchange that opens a sequence, with a thought where there is the choice."""
     opening = [trial.exchange for trial in tried if trial.exchange and trial.course is Course.REOPENS]
@@ -124,7 +131,7 @@ def _growth(
 
 
 def _switch(
-    renderer: Renderer,
+    renderer: "Renderer",
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
     possible: Sequence[Exchange],

@@ -3,9 +3,9 @@
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from turnwise.chat.images.blocks import MediaOf, images_in, place_images
-from turnwise.chat.renderer import Renderer
 from turnwise.chat.template.history import HistoryRewritten, RewriteRefused
 from turnwise.config.choices import HistoryPolicy
 from turnwise.errors import TemplateError
@@ -21,6 +21,9 @@ from turnwise.types import (
     Text,
     ToolCall,
 )
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 BLANK = Image("data:,")
 """Stands for an image that a tool draws."""
@@ -66,7 +69,7 @@ class Tried:
     """Whether the assistant thought, of its own accord or because the header opened a thought."""
 
 
-def exchanges(renderer: Renderer, *, tools: bool, user: bool) -> Iterator[Exchange]:
+def exchanges(renderer: "Renderer", *, tools: bool, user: bool) -> Iterator[Exchange]:
     """The exchanges an episode may hold."""
     form = renderer.call_format
     if tools:
@@ -88,7 +91,7 @@ def exchanges(renderer: Renderer, *, tools: bool, user: bool) -> Iterator[Exchan
 
 
 def try_out(
-    renderer: Renderer,
+    renderer: "Renderer",
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
     possible: Sequence[Exchange],
@@ -119,7 +122,7 @@ def try_out(
 
 
 def play(
-    renderer: Renderer,
+    renderer: "Renderer",
     prompt: Sequence[Message],
     schemas: Sequence[JsonSchema],
     planned: Sequence[Exchange],
@@ -158,7 +161,7 @@ def play(
 
 
 def _open(
-    renderer: Renderer, messages: Sequence[Message], schemas: Sequence[JsonSchema], media: MediaOf, turn: int
+    renderer: "Renderer", messages: Sequence[Message], schemas: Sequence[JsonSchema], media: MediaOf, turn: int
 ) -> Ledger:
     prompt, ledger = renderer.prompt(messages, schemas, media), Ledger()
     ledger.append(prompt.ids, Origin.PROMPT, turn)
@@ -166,7 +169,7 @@ def _open(
     return ledger
 
 
-def _completion(renderer: Renderer, text: str, *, calls: bool) -> Completion:
+def _completion(renderer: "Renderer", text: str, *, calls: bool) -> Completion:
     ids = renderer.tokenizer.encode(text, after="").ids
     end = renderer.call_end_id if calls else renderer.end_id
     if end is not None and ids[-1] not in renderer.stop_ids:  # a call may end the turn
@@ -174,7 +177,7 @@ def _completion(renderer: Renderer, text: str, *, calls: bool) -> Completion:
     return Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
 
 
-def _demand_words(renderer: Renderer, messages: Sequence[Message], schemas: Sequence[JsonSchema]) -> None:
+def _demand_words(renderer: "Renderer", messages: Sequence[Message], schemas: Sequence[JsonSchema]) -> None:
     """A rewritten history may lack thoughts, not what the assistant answered."""
     text = renderer.render(messages, schemas, reply=True)
     for message in messages:

@@ -4,11 +4,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.calls.tool_format import ToolFormat
 from turnwise.chat.formats import hermes
-from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.engines.opener import Opener, OpenSampler, Say
@@ -17,6 +16,9 @@ from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Sample, ToolCall
+
+if TYPE_CHECKING:
+    from turnwise.chat.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def lines(replies: Sequence[str]) -> Script:
 class ScriptedOpener(Opener):
     """Of `engine=scripted`, whose lines are `engine.script`."""
 
-    async def open(self, config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+    async def open(self, config: Config, renderer: "Renderer", say: Say) -> OpenSampler:
         """A sampler that says the lines."""
         return OpenSampler(scripted_sampler(renderer, lines(config.engine.script)), threads=1)
 
@@ -92,7 +94,7 @@ class ScriptedOpener(Opener):
         return None
 
 
-def scripted_sampler(renderer: Renderer, script: Script) -> "ScriptedSampler":
+def scripted_sampler(renderer: "Renderer", script: Script) -> "ScriptedSampler":
     """A sampler that says what a script says, as this renderer writes turns."""
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")

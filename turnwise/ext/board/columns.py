@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from turnwise.ext.board.json_values import clean_text
 from turnwise.storage.index import COLUMNS, Entry, Shard, ToolUse
-from turnwise.storage.json_values import clean
 
 Array = npt.NDArray[Any]
 SPLITS = ("train", "eval", "greedy", "reused", "probe")
@@ -191,11 +191,6 @@ class Pools:
                 return np.array(values, dtype=np.int64 if name in _WIDE else np.int32)
             case _:
                 return np.array(values, dtype=np.float64)
-
-
-def clean_text(value: str) -> str:
-    """A text that UTF-8 can hold; half of a surrogate pair, which a model can write as an escape, is replaced."""
-    return value if value.isascii() else str(clean(value))
 
 
 def _text(value: Any) -> str:

@@ -9,9 +9,8 @@ from pathlib import PurePath
 from typing import Any
 
 from turnwise.errors import DataError, StorageError
-from turnwise.ext.board.columns import clean_text
 from turnwise.ext.board.images import Pictures, source_label
-from turnwise.ext.board.json_values import DEEPEST, plain, plain_text
+from turnwise.ext.board.json_values import DEEPEST, clean_text, plain, plain_text
 from turnwise.ext.board.probes import counterparts
 from turnwise.ext.board.replays import replay_of
 from turnwise.ext.board.table import NotThere, Table

@@ -3,10 +3,9 @@
 import statistics
 from typing import Any
 
-from turnwise.ext.board.columns import clean_text
 from turnwise.ext.board.conversation import message_json, read_all
 from turnwise.ext.board.images import Pictures
-from turnwise.ext.board.json_values import plain
+from turnwise.ext.board.json_values import clean_text, plain
 from turnwise.ext.board.table import NotThere, Table
 from turnwise.reports.pass_at_k import pass_at_k
 from turnwise.storage.run_dir import RunDir

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from turnwise.ext.board.columns import clean_text
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.table import NotThere
 from turnwise.storage.images.copies import IMAGES
 from turnwise.storage.images.reader import STORED_NAME, home_of, kept_content

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from turnwise.ext.board.columns import clean_text
+from turnwise.storage.json_values import clean
 
 DEEPEST = 40
 LONGEST = 100_000
@@ -31,3 +31,8 @@ def plain(value: Any, depth: int = 0) -> Any:
 def plain_text(text: str | None) -> str | None:
     """A text of any length, or None."""
     return None if text is None else clean_text(text)
+
+
+def clean_text(value: str) -> str:
+    """A text that UTF-8 can hold; half of a surrogate pair, which a model can write as an escape, is replaced."""
+    return value if value.isascii() else str(clean(value))

@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.ext.board.columns import clean_text
+from turnwise.ext.board.json_values import clean_text
+from turnwise.storage.json_values import clean
 from turnwise.storage.run_dir import RunDir
 from turnwise.system.files import cannot
 
@@ -41,7 +42,7 @@ def read_notes(run: RunDir) -> Notes:
         if path.stat().st_size > _LARGEST:
             raise StorageError(f"{path} is larger than any note")
         record = json.loads(path.read_bytes().decode("utf-8", "replace"))
-        return _checked(clean_values(record))
+        return _checked(clean(record))
     except OSError as error:
         raise cannot("read", path, error) from error
     except (ValueError, RecursionError) as error:
@@ -63,15 +64,6 @@ def changed(before: Notes, note: str | None, add: list[str], remove: list[str]) 
         return _checked({"note": before.note if note is None else clean_text(note).strip(), "tags": tags})
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def clean_values(record: Any) -> Any:
-    """The texts of a record as UTF-8 can hold them."""
-    if isinstance(record, dict):
-        return {key: clean_values(value) for key, value in record.items()}
-    if isinstance(record, list):
-        return [clean_values(value) for value in record]
-    return clean_text(record) if isinstance(record, str) else record
 
 
 def _checked(record: Any) -> Notes:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import StorageError
-from turnwise.ext.board.columns import clean_text, shard_name
+from turnwise.ext.board.columns import shard_name
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.run_summary import number
 from turnwise.ext.board.table import NotThere, Table
 from turnwise.storage.run_dir import RunDir

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.ext.board.columns import Snapshot, clean_text
+from turnwise.ext.board.columns import Snapshot
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.run_summary import number, read_report
 from turnwise.storage.run_dir import RunDir
 
@@ -136,8 +137,8 @@ def _repeated_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     rows = []
     for name in names:
         shares = [repeated[name] if isinstance(repeated.get(name), dict) else {} for repeated in own]
-        values, errors = ([number(share, field) for share in shares] for field in ("value", "stderr"))
-        rows.append(_row(clean_text(name), SHARE, values, errors))
+        values, errors, samples = ([number(share, field) for share in shares] for field in ("value", "stderr", "n"))
+        rows.append(_row(clean_text(name), SHARE, values, errors) | {"n": samples})
     return rows
 
 

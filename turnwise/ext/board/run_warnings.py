@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from turnwise.ext.board.columns import clean_text
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.run_summary import read_report
 from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.json_text import parse

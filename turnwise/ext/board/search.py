@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import StorageError
-from turnwise.ext.board.columns import Snapshot, clean_text
+from turnwise.ext.board.columns import Snapshot
 from turnwise.ext.board.filters import BadFilter
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.table import Table, row_json, selection
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories.files import read_texts

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turnwise.ext.board.columns import Array, clean_text
+from turnwise.ext.board.columns import Array
 from turnwise.ext.board.conversation import read_trajectory
 from turnwise.ext.board.images import Pictures
+from turnwise.ext.board.json_values import clean_text
 from turnwise.ext.board.table import Table
 from turnwise.ledger import TokenTrainingData
 from turnwise.storage.run_dir import RunDir

@@ -1,5 +1,6 @@
-"""The endpoint: OpenAI's chat completions and its list of models, behind the gate of all our servers."""
+"""The endpoint: OpenAI's chat completions and its list of models, behind the gate of all our servers; served."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
@@ -9,12 +10,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from turnwise.errors import EpisodeError, TurnwiseError, one_line
+from turnwise import extensions
+from turnwise.engines.rendering import make_renderer
+from turnwise.errors import ConfigError, EpisodeError, TurnwiseError, one_line
 from turnwise.ext.sdk_agents import openai_chat
 from turnwise.ext.sdk_agents.calls import SAYS_NOTHING, Call, Refused, validated
 from turnwise.ext.sdk_agents.dialects import answering, read_request, respond
 from turnwise.ext.serving.policy import ServedPolicy, no_model
-from turnwise.system.serving import Gate, Intake
+from turnwise.rollout.placement import placement_of
+from turnwise.system.serving import Gate, Intake, serve_app
+from turnwise.training.runs.policies import NamedPolicy
 
 INTAKE = Intake(body=16 * 1024 * 1024, calls=1024, values=400_000)
 """A call waits for its place in the sampler's batch and not at the door."""
@@ -82,3 +87,19 @@ def make_app(policy: ServedPolicy, host: str, key: str | None) -> ASGIApp:
         Route("/{path:path}", answering(nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
     ]
     return ServingGate(Starlette(routes=routes), host, key, INTAKE)
+
+
+async def serve(named: NamedPolicy, host: str, port: int, key: str | None, say: Callable[[str], None]) -> None:
+    """Answer until interrupted; `say` is told what was decided, and the address once it is listened on."""
+    config = named.config
+    if not extensions.engine(config.engine.name).renders:
+        raise ConfigError(f"engine={config.engine.name} is an endpoint already: talk to {config.engine.base_url}")
+    renderer = make_renderer(config)
+    async with placement_of(config).open_sampler(renderer, say) as sampler:
+        policy = ServedPolicy(named.name, config, renderer, sampler)
+        who = "for this machine" if key is None else "for who brings the key"
+
+        def ready(bound: int) -> None:
+            say(f"serving {policy.name} at http://{f'[{host}]' if ':' in host else host}:{bound}/v1 {who}")
+
+        await serve_app(make_app(policy, host, key), host, port, ready=ready)

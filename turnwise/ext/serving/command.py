@@ -68,7 +68,7 @@ def read_key(file: Path | None) -> str | None:
 
 async def _serve(policy: "NamedPolicy", host: str, port: int, key: str | None) -> None:
     try:
-        from turnwise.ext.serving.serve import serve
+        from turnwise.ext.serving.app import serve
     except ModuleNotFoundError as error:
         raise ConfigError(f'the endpoint needs {error.name}: pip install "turnwise[serving]"') from error
     await serve(policy, host, port, key, _say)

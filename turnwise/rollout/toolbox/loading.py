@@ -7,7 +7,6 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.errors import PluginError
 from turnwise.extensions import named
-from turnwise.rollout.toolbox.classes import ToolClass, class_tool
 from turnwise.rollout.tools.tool import FunctionTool, MadeForRun, Tool, tool
 from turnwise.system.plugins import adapted, builtin, load, names_in
 from turnwise.types import JsonSchema
@@ -51,6 +50,8 @@ def as_tool(value: object) -> Tool:
 
 def tool_of_class(kind: type, config: dict[str, Any], schema: JsonSchema | None) -> Tool:
     """The tool of a class: a ToolClass of ours, or one that an extension knows."""
+    from turnwise.rollout.toolbox.classes import ToolClass, class_tool
+
     if issubclass(kind, ToolClass):
         return class_tool(kind, config, schema)
     foreign: Tool | None = adapted("tool", kind, {"config": config, "tool_schema": schema})

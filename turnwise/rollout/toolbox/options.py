@@ -12,7 +12,7 @@ from turnwise.config.knobs import at_least, duration, kind_of, knob, more_than, 
 from turnwise.errors import ConfigError, PluginError
 from turnwise.errors.nearest_name import unknown
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
-from turnwise.system import time_budget
+from turnwise.system import resources, time_budget
 from turnwise.types import JsonSchema
 
 REPLY = "{output}"
@@ -115,7 +115,7 @@ class RateLimit:
     """So many calls per second, first come, first served; waiting for one's turn is not the episode's time."""
 
     def __init__(self, per_second: float) -> None:
-        self._gap = 1 / per_second
+        self._gap = resources.processes() / per_second
         self._next = 0.0
         """When a call may begin that comes now."""
 

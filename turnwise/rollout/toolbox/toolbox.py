@@ -28,7 +28,7 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.system import time_budget
+from turnwise.system import resources, time_budget
 from turnwise.system.plugins import LONGEST_NAME
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
 
@@ -162,7 +162,7 @@ class Toolbox:
         return _Entry(
             original,
             self._checkers[name],
-            asyncio.Semaphore(offered.concurrency),
+            asyncio.Semaphore(resources.part_of(offered.concurrency)),
             asyncio.Semaphore(1),
             instant=free and isinstance(original, FunctionTool) and original.instant,
             rate=None if limited is None else limited.rate,

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from turnwise.config import Config
 from turnwise.config.check import check_config
-from turnwise.data.python_samples import program_samples
 from turnwise.rollout.prepare import Prepared, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import check_workers
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.trackers.choose import check_trackers
-from turnwise.training.checks import check_enough_samples, check_training
 from turnwise.training.runs.python_arguments import check_given, describe
 from turnwise.training.runs.resume_config import existing_run
 from turnwise.types import Sample
@@ -26,6 +25,9 @@ def prepare_training(
     interaction: UserLike | None,
 ) -> tuple[Prepared, Prepared, dict[str, str]]:
     """(to train on, to evaluate on, a description of what the caller gave in place of what the config names)."""
+    from turnwise.data.python_samples import program_samples
+    from turnwise.training.checks import check_enough_samples, check_training
+
     check_config(config)
     check_training(config)
     check_trackers(config.tracking.to, config)
@@ -48,8 +50,10 @@ def prepare_training(
         "test",
         samples=eval_samples,
         limit=config.eval.samples if eval_samples is None else None,
-        tools=prepared.toolbox.shared(),
+        tools=tools,
         scorer=scorer,
         interaction=interaction,
+        beside=prepared,
     )
+    check_workers(prepared)
     return prepared, heldout, parts

@@ -15,7 +15,6 @@ from turnwise.config import Config
 from turnwise.config.choices import Resume
 from turnwise.errors import StorageError
 from turnwise.storage.checkpoints import Checkpoint, NewestCheckpoint, find_checkpoint
-from turnwise.storage.index import INDEX, parse_line
 from turnwise.storage.json_text import parse
 from turnwise.storage.lock import holding
 from turnwise.storage.run_dir import ABANDONED, CONFIG, METRICS, RunDir
@@ -130,6 +129,8 @@ def abandon_after(run: RunDir, step: int) -> list[str]:
 
     Everything is read before anything is moved. Broken off at any point, it can be done again.
     """
+    from turnwise.storage.index import INDEX
+
     metrics = _sorted(run, step)
     files = [
         path
@@ -194,6 +195,8 @@ def _append(path: Path, lines: list[bytes]) -> None:
 
 
 def _is_of_a_file(run: RunDir, line: bytes) -> bool:
+    from turnwise.storage.index import parse_line
+
     try:
         return (run.path / parse_line(line).file).is_file()
     except StorageError:  # a damaged line says nothing; readers go by the file itself

@@ -5,19 +5,19 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.config import Config
 from turnwise.config.choices import Decay, Resume
-from turnwise.config.compose import Composed
 from turnwise.config.sections import knob_for
-from turnwise.data.task_config import compose, differences
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK
 from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
 from turnwise.storage.status import read_status
 from turnwise.training.runs.python_arguments import resume_call
-from turnwise.training.runs.trust import FLAG, check_run, check_trust, needs_trust
+
+if TYPE_CHECKING:
+    from turnwise.config.compose import Composed
 
 NEVER_CHANGES = {"train": (), "sft": ("sft.",)}
 """Of what may change, what is another run's for one command: a fine-tuning's learning rate falls until sft.steps."""
@@ -25,12 +25,15 @@ _WHERE = ("run", "runs_dir", "resume")
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
-def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
+def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> "Composed":
     """The config of a command that trains. A run that is resumed has its own; only what is given now differs.
 
     Plug-ins, addresses and the like that only the run names are refused unless it is `trusted`. Where the run lies is
     never the run's to say.
     """
+    from turnwise.data.task_config import compose
+    from turnwise.training.runs.trust import check_run, check_trust
+
     fresh = compose(overrides, config_file)
     recorded = _folder(fresh.config) / CONFIG if _asks_to_resume(fresh.config) else None
     if recorded is None or not recorded.is_file():
@@ -45,6 +48,8 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 
 def resume_command(name: str, config: Config, command: str = "train") -> str:
     """The command that resumes a run made here; the run has its own config."""
+    from turnwise.training.runs.trust import FLAG, needs_trust
+
     run = RunDir(Path.cwd() / config.runs_dir / name)
     if (call := resume_call(name, run)) is not None:
         return call
@@ -82,6 +87,8 @@ def existing_run(config: Config, command: str) -> RunDir | None:
 
 def changed_settings(directory: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
     """What differs from the recorded config: {key: (then, now)}."""
+    from turnwise.data.task_config import differences
+
     changes = differences(directory.path / CONFIG, config)
     return {key: pair for key, pair in changes.items() if key not in _WHERE}
 

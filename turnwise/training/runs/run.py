@@ -11,7 +11,7 @@ from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.config.choices import Resume
-from turnwise.config.compose import flat, to_yaml
+from turnwise.config.sections import flat, to_yaml
 from turnwise.errors import ConfigError, StorageError
 from turnwise.extensions import named
 from turnwise.rollout.prepare import Prepared

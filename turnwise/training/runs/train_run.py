@@ -13,16 +13,13 @@ from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.config.training import LAST, is_share
-from turnwise.data.loader import Loader, LoaderState
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError, StorageError
 from turnwise.rollout.collector import Collected
 from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
 from turnwise.storage.final_policy import Evaluated, forget_best, keep_best, link_policy, read_best, ship
-from turnwise.storage.images.copies import prepare_again
 from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
 from turnwise.storage.status import State
-from turnwise.storage.trajectories.files import read_rows
 from turnwise.training.replay_buffer import ReplayEntry, candidates, choose, renew
 from turnwise.training.run_engines import Engines
 from turnwise.training.runs.python_arguments import write_given
@@ -33,6 +30,7 @@ from turnwise.types import Group, Sample, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.chat.images.processor import ImageProcessor
+    from turnwise.data.loader import LoaderState
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,8 @@ def reuse(directory: RunDir, config: Config, buffer: list[ReplayEntry], step: in
 
 
 def _read(directory: RunDir, step: int, entries: list[ReplayEntry]) -> Iterator[Group]:
+    from turnwise.storage.trajectories.files import read_rows
+
     path = directory.path / trajectory_file(step)
     try:
         read = iter(read_rows(path, [row for entry in entries for row in range(entry.first, entry.first + entry.rows)]))
@@ -101,6 +101,8 @@ class TrainRun(ResumableRun[RunState]):
     def __init__(
         self, config: Config, directory: RunDir, console: Console, samples: list[Sample], *, resuming: bool
     ) -> None:
+        from turnwise.data.loader import Loader
+
         self.progress = Progress()
         self.loader = Loader(samples, config.training.groups, config.seed, config.training.shuffle)
         self.first_step = True
@@ -137,6 +139,8 @@ class TrainRun(ResumableRun[RunState]):
 
     async def reuse(self) -> Reused:
         """What the present step trains on again, read from the run's files; nothing where no groups are kept."""
+        from turnwise.storage.images.copies import prepare_again
+
         if not self.config.training.replay_groups:
             return Reused()
         reused = await self.recorder.do(reuse, self.dir, self.config, self.progress.replay, self.progress.step + 1)
@@ -333,7 +337,7 @@ class TrainRun(ResumableRun[RunState]):
                 forget_best(self.dir.path)
         self.start_trackers(resumed_at=self.progress.step)
 
-    def _loader_at(self, position: int) -> LoaderState:
+    def _loader_at(self, position: int) -> "LoaderState":
         """The loader's state after the consumed samples; it may itself be ahead of them."""
         now = self.loader.state()
         size = self.loader.size

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import Config, DataConfig, ScoringConfig
-from turnwise.config.compose import flat
 from turnwise.config.knobs import is_plugin, knobs_of
-from turnwise.config.sections import complete, full_config, value_of
+from turnwise.config.sections import complete, flat, full_config, value_of
 from turnwise.data.files import Split, data_files, is_on_the_hub
 from turnwise.data.images.cells import ImageCells
 from turnwise.data.rows import Row, read_rows

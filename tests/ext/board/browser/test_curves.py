@@ -14,6 +14,13 @@ SECTIONS = """async ([names, constant]) => {
   return { sections: sections.map(said), left };
 }"""
 
+AROUND = """async ([values, errors]) => {
+  const { around } = await import("board/sheet.js");
+  const round = (edge) => edge.map((value) => (value === null ? null : Math.round(10 * value) / 10));
+  const { low, high } = around(values, errors, false);
+  return { low: round(low), high: round(high) };
+}"""
+
 
 def test_sections_stand_in_order_of_use_and_several_tries_of_a_sample_have_panels(open_page):
     page = open_page("#/run/live/curves")
@@ -38,6 +45,29 @@ def test_sections_stand_in_order_of_use_and_several_tries_of_a_sample_have_panel
     assert made["sections"][1]["panels"] == [["sums", ["pass@2", "pass@4", "maj@4", "pass^4"]]]
     assert [title for title, _ in made["sections"][2]["panels"]] == ["Gradient norm", "Entropy"]
     assert [(one["metric"], one["value"]) for one in made["left"]] == [("actor/lr", 0.001), ("odd", 2)]
+
+
+def test_held_out_rewards_of_several_sources_stand_by_source_and_sampled_before_greedy(open_page):
+    page = open_page("#/run/live/curves")
+    ends = ("", "/a", "/b")
+    names = [
+        f"val/{kind}{name}{end}" for kind in ("", "greedy_") for name in ("reward", "reward_stderr") for end in ends
+    ]
+    names += [f"{kind}task/{source}/looked" for kind in ("", "val/", "val/greedy_") for source in ("a", "b")]
+    sections = {
+        section["title"]: section["panels"] for section in page.evaluate(SECTIONS, [sorted(names), {}])["sections"]
+    }
+    assert sections["Reward and accuracy"] == [["Reward of held-out samples", ["eval", "eval, greedy"]]]
+    assert sections["By data source"] == [
+        ["Reward of held-out samples", ["a", "b"]],
+        ["Reward of held-out samples, greedy", ["a", "b"]],
+    ]
+    assert sections["Measured by the task"] == [
+        ["Looked", ["a", "b"]],
+        ["Looked, eval", ["a", "b"]],
+        ["Looked, greedy", ["a", "b"]],
+    ]
+    assert page.evaluate(AROUND, [[1.2, None], [0.3, None]]) == {"low": [0.9, None], "high": [1.5, None]}
 
 
 def test_what_is_seldom_looked_at_is_folded_and_the_address_says_what_was_unfolded(open_page):

@@ -194,10 +194,23 @@ def test_memory_of_the_frames_is_given_back(session_with):
     assert host.run("len(bytes(60_000_000))")["value"] == "60000000"
 
 
-def test_variables_that_fill_the_memory_can_be_deleted(session_with):
+SMALL = "while True:\n    rows.append(bytes(1000))"
+# Ends with the pools of small values full and no room for another: not even for compiling the next call.
+POOLS = """
+for make in (lambda: [0] * 40, lambda: bytes(70000)):
+    try:
+        while True:
+            rows.append(make())
+    except MemoryError:
+        pass
+bytes(10**9)
+"""
+
+
+@pytest.mark.parametrize("fill", [SMALL, POOLS], ids=["small", "pools"])
+def test_variables_that_fill_the_memory_can_be_deleted(session_with, fill):
     host = session_with(memory=100_000_000)
-    reply = host.run("rows = []\nwhile True:\n    rows.append(bytes(1000))")
-    assert reply["status"] == "memory"
+    assert host.run(f"rows = [None] * 1000000\nrows.clear()\n{fill}")["status"] == "memory"
     assert host.run("del rows")["status"] == "ok"
     assert host.run("len(bytes(60_000_000))")["value"] == "60000000"
 

@@ -13,7 +13,7 @@ from io import StringIO
 from socket import gaierror
 from sys import getrecursionlimit, setprofile, setrecursionlimit, settrace
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnwise.ext.sandbox.inside.capture import cut
 
@@ -129,6 +129,13 @@ class Cells:
         return cut(lines[number - 1].strip(), 400)
 
 
+class CompiledCell(NamedTuple):
+    """The code of one call: its statements, and the expression at their end, whose value it has."""
+
+    body: CodeType | None
+    last: CodeType | None
+
+
 class Interpreter:
     """One namespace, which lives as long as the session."""
 
@@ -148,16 +155,18 @@ class Interpreter:
         self.cells.add(self.cell, code)
         sys.modules["__main__"] = self.module
 
-    def run(self, code: str) -> Any:
-        """Run a cell; the value of its last expression."""
+    def compiled(self, code: str) -> CompiledCell:
+        """What is to be run of a cell."""
         tree = compile(code, self.cell, "exec", AST_ONLY, True)
         last = self._take_last(tree)
-        if tree.body:
-            exec(self._compiled(tree, "exec"), self.namespace)
-        if last is None:
-            return None
-        compiled = self._compiled(Expression(last.value), "eval")
-        return eval(compiled, self.namespace)
+        body = self._compiled(tree, "exec") if tree.body else None
+        return CompiledCell(body, None if last is None else self._compiled(Expression(last.value), "eval"))
+
+    def run(self, cell: CompiledCell) -> Any:
+        """Run a cell; the value of its last expression."""
+        if cell.body is not None:
+            exec(cell.body, self.namespace)
+        return None if cell.last is None else eval(cell.last, self.namespace)
 
     def _take_last(self, tree: Module) -> Expr | None:
         if tree.body and isinstance(tree.body[-1], Expr):

@@ -18,7 +18,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any, NoReturn
 
 from turnwise.ext.sandbox.inside.capture import HeadTail, RawOutput, TextStream, cut
-from turnwise.ext.sandbox.inside.execute import Interpreter, TimeLimit, describe, out_of_memory, release, status_of
+from turnwise.ext.sandbox.inside.execute import Interpreter, TimeLimit, describe, release, status_of
 from turnwise.ext.sandbox.inside.images import Gallery, ImageSource, Inputs
 from turnwise.ext.sandbox.inside.packages import Current, change_packages
 from turnwise.ext.sandbox.inside.warmup import warm_up
@@ -44,7 +44,8 @@ MOST_MAPPED = 16
 """Images that keep a descriptor, of which the code needs some too."""
 MOST_NOTICES = 12
 RESERVE = 4 * 1024 * 1024
-"""Address space given back when the code used up all of it, so that a reply can be made."""
+"""Address space that is held while code runs: what is left for reading and compiling calls, and for replies."""
+LEAST_RESERVE = 256 * 1024
 SCM_RIGHTS = socket.SCM_RIGHTS
 SOL_SOCKET = socket.SOL_SOCKET
 MSG_CMSG_CLOEXEC = socket.MSG_CMSG_CLOEXEC
@@ -129,7 +130,7 @@ class WorkerSession:
         self.err = HeadTail(settings.output)
         self.streams = (TextStream("<stdout>", self.out, 1), TextStream("<stderr>", self.err, 2))
         self.raw = RawOutput(fcntl(1, F_DUPFD_CLOEXEC, 10))
-        self.reserve: mmap | None = reserve()
+        self.reserve: mmap | None = None
         self.pid = getpid()
         self.value: str | None = None
         self.notices: list[str] = []
@@ -150,17 +151,16 @@ class WorkerSession:
         stopped = alarm.stopped
         if getpid() != self.pid:  # a process that the code forked, and that came back here
             _exit(0)
-        if error is not None and out_of_memory(error):
-            self.give_up_reserve()
+        self.give_up_reserve()
         try:
             reply = self.finish(error, stopped)
         except MemoryError:
-            self.give_up_reserve()
             self.gallery.begin()
             reply = self.reply("memory", None)
         alarm.end()
-        if self.reserve is None:
-            self.restore_reserve(reply)
+        if reply["status"] == "memory" and not self.take_reserve():
+            reply["notices"].append("the memory is still full: variables that are not needed should be deleted")
+        self.give_up_reserve()
         reply["id"] = request["id"]
         return reply
 
@@ -183,7 +183,9 @@ class WorkerSession:
 
     def work(self, code: str) -> None:
         """The part that runs code of the session, the repr of its value included."""
-        value = self.interpreter.run(code)
+        cell = self.interpreter.compiled(code)
+        self.take_reserve()
+        value = self.interpreter.run(cell)
         if value is not None and not self.gallery.offer(value):
             self.value = cut(str(repr(value)), self.settings.output)
 
@@ -237,22 +239,26 @@ class WorkerSession:
         }
 
     def give_up_reserve(self) -> None:
-        """Frees the memory reserve, so that there is room for the reply."""
+        """Room for our own work."""
         if self.reserve is not None:
             self.reserve.close()
             self.reserve = None
 
-    def restore_reserve(self, reply: dict[str, Any]) -> None:
-        """Take the address space again, unless variables still fill all of it."""
-        try:
-            self.reserve = reserve()
-        except OSError:
-            reply["notices"].append("the memory is still full: variables that are not needed should be deleted")
+    def take_reserve(self) -> bool:
+        """Hold the address space; False where variables fill so much that there is not room for all of it."""
+        size = RESERVE
+        while size >= LEAST_RESERVE:
+            try:
+                self.reserve = reserve(size)
+                return size == RESERVE
+            except OSError:
+                size //= 2
+        return False
 
 
-def reserve() -> mmap:
+def reserve(size: int) -> mmap:
     """Address space that is never touched, so that it takes no memory."""
-    return mmap(-1, RESERVE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int], room: int) -> list[ImageSource]:
@@ -304,7 +310,7 @@ def prepare(preload: list[str]) -> None:
     main = sys.modules["__main__"]
     interpreter = Interpreter()
     interpreter.begin("[0][1]")
-    error = interpreter.alarm.guard(lambda: interpreter.run("[0][1]"))
+    error = interpreter.alarm.guard(lambda: interpreter.run(interpreter.compiled("[0][1]")))
     if error is not None:
         encode(describe(error, interpreter), 0)
     sys.modules["__main__"] = main

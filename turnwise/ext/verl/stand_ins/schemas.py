@@ -7,9 +7,13 @@ from pydantic import BaseModel
 from turnwise.ext.verl.stand_ins.tools import OpenAIFunctionToolCall, ToolResponse
 
 
-class Message(BaseModel):
+class MessageOfRequest(BaseModel):
     """A message of a conversation, as verl's rollouts have it."""
 
     role: str
     content: str | dict[str, Any] | list[dict[str, Any]] | ToolResponse
     tool_calls: list[OpenAIFunctionToolCall] | None = None
+
+
+Message = MessageOfRequest
+"""Its name in verl."""

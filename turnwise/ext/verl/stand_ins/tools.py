@@ -191,18 +191,22 @@ def load_all_tools(tool_config_path: str | None, function_tool_path: str | None)
 
 # --- function tools ------------------------------------------------------------------------------------------------
 
-FUNCTION_TOOL_REGISTRY: "dict[str, FunctionTool]" = {}
+FUNCTION_TOOL_REGISTRY: "dict[str, RegisteredFunction]" = {}
 """By name, in the order of their decoration."""
 
 
 @dataclass
-class FunctionTool:
+class RegisteredFunction:
     """A function that @function_tool has made a tool."""
 
     name: str
     fn: Callable[..., Any]
     tool_schema: OpenAIFunctionToolSchema
     is_async: bool = False
+
+
+FunctionTool = RegisteredFunction
+"""Its name in verl."""
 
 
 def function_tool(name: Any = None, *, schema: OpenAIFunctionToolSchema | dict[str, Any] | None = None) -> Any:
@@ -225,7 +229,7 @@ def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Ca
     earlier = FUNCTION_TOOL_REGISTRY.get(called)
     if earlier is not None and _place(earlier.fn) != _place(function):
         raise ValueError(f"two function tools are called {called!r}: {_place(earlier.fn)} and {_place(function)}")
-    FUNCTION_TOOL_REGISTRY[called] = FunctionTool(called, function, schema, inspect.iscoroutinefunction(function))
+    FUNCTION_TOOL_REGISTRY[called] = RegisteredFunction(called, function, schema, inspect.iscoroutinefunction(function))
     return function
 
 
@@ -233,14 +237,14 @@ def _place(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def get_function_tool(name: str) -> FunctionTool:
+def get_function_tool(name: str) -> RegisteredFunction:
     """The decorated function of a name."""
     if name not in FUNCTION_TOOL_REGISTRY:
         raise KeyError(f"no function tool is called {name!r}")
     return FUNCTION_TOOL_REGISTRY[name]
 
 
-def load_function_tools_from_path(path: str) -> list[FunctionTool]:
+def load_function_tools_from_path(path: str) -> list[RegisteredFunction]:
     """The function tools that a Python file defines."""
     module = load_module(path, "tool")
     return [entry for entry in FUNCTION_TOOL_REGISTRY.values() if entry.fn.__module__ == module.__name__]

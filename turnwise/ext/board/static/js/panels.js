@@ -20,10 +20,10 @@ export function panelSections(names, spreads = []) {
   const learned = [...learning(left), ...named(left, ["actor/entropy"]), ...kl];
   const sections = [
     { title: "Fine-tuning", panels: fineTuning(left) },
-    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall, ...heldOut].filter(Boolean) },
+    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall, ...heldOut.overall].filter(Boolean) },
     { title: "Several episodes of a sample", note: "held-out samples: pass@k, one of k is right; pass^k, all k are; maj@k, the answer that most of k give is; avg@k, the mean of k", panels: severalTries },
     { title: "Learning", panels: learned },
-    { title: "Accuracy by data source", panels: others },
+    { title: "By data source", panels: [...others, ...heldOut.bySource] },
     { title: "Parts of the reward", panels: parts },
     { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking },
     { title: "Measured by the task", panels: measured },
@@ -96,35 +96,39 @@ function reward(left, spread) {
 
 const EVALUATED_REWARD = /^val\/(greedy_)?reward(_stderr|_n)?(?:\/(.+))?$/;
 
-// Of held-out samples: over all, or a line for each of several data sources; an error is drawn with its line.
+// Of held-out samples: over all beside the accuracy, and below it a line for each of several data sources.
 function evaluatedRewards(left) {
   const found = [...left].map((name) => EVALUATED_REWARD.exec(name)).filter(Boolean);
   found.forEach((match) => left.delete(match[0]));
-  const sources = new Set(found.map((match) => match[3]).filter(Boolean));
-  const lines = found.filter(([, , detail, source]) => !detail && (source ? sources.size > 1 : found.length)).map(([metric, greedy = "", , source = ""]) => ({
-    label: `${source || "eval"}${greedy && ", greedy"}`, metric, error: `val/${greedy}reward_stderr${source && `/${source}`}`,
-  }));
-  return lines.length ? [panel("Reward of held-out samples", lines)] : [];
+  const measured = found.filter(([, , detail]) => !detail).sort(([, a = ""], [, b = ""]) => a.length - b.length); // sampled, then greedy
+  const line = ([metric, greedy = "", , source = ""], label) => ({ label, metric, error: `val/${greedy}reward_stderr${source && `/${source}`}`, colour: source ? null : ACCURACIES[greedy ? 2 : 1].colour });
+  const overall = measured.filter(([, , , source]) => !source).map((match) => line(match, match[1] ? "eval, greedy" : "eval"));
+  const sources = measured.filter(([, , , source]) => source);
+  const several = new Set(sources.map(([, , , source]) => source)).size > 1;
+  const bySource = ["", "greedy_"].map((kind) => sources.filter(([, greedy = ""]) => several && greedy === kind)).filter((matches) => matches.length)
+    .map((matches) => panel(`Reward of held-out samples${matches[0][1] ? ", greedy" : ""}`, matches.map((match) => line(match, match[3]))));
+  return { overall: overall.length ? [panel("Reward of held-out samples", overall)] : [], bySource };
 }
 
-const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer", "dot"], ["val/greedy_first_accuracy", "greedy, first answer", "dot"]];
+const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer", "dot"], ["val/greedy_first_accuracy", "greedy, first answer", "dot"]]
+  .map(([prefix, label, dash], index) => ({ prefix, label, dash, colour: `--series-${index + 1}` })); // the same colour whichever of them a run has
 
 // One panel beside the reward; where there are several data sources, one for each below.
 function accuracy(left) {
   const names = new Set(left);
   const bySource = new Map();
   const whole = [];
-  for (const [prefix, label, dash] of ACCURACIES) {
+  for (const { prefix, ...look } of ACCURACIES) {
     // How sure each one is: an error is drawn with its line, a count has no curve of its own.
     for (const detail of [`${prefix}_stderr`, `${prefix}_n`]) {
       take(left, detail);
       takeAll(left, `${detail}/`);
     }
     const error = (end) => (names.has(`${prefix}_stderr${end}`) ? `${prefix}_stderr${end}` : null);
-    if (take(left, prefix)) whole.push({ label, dash, metric: prefix, error: error("") });
+    if (take(left, prefix)) whole.push({ ...look, metric: prefix, error: error("") });
     for (const name of takeAll(left, `${prefix}/`)) {
       const source = name.slice(prefix.length + 1);
-      bySource.set(source, [...(bySource.get(source) ?? []), { label, dash, metric: name, error: error(`/${source}`) }]);
+      bySource.set(source, [...(bySource.get(source) ?? []), { ...look, metric: name, error: error(`/${source}`) }]);
     }
   }
   const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true, kept: true }));
@@ -190,7 +194,7 @@ const MEASURED = /^(val\/(greedy_)?)?task\/(.+)\/([^/]+)$/;
 
 // What tasks measure of their episodes (`task/SOURCE/looks`), in training and then in evaluations: a line for each data source.
 function measures(left) {
-  const lines = new Map(); // by measure: [of training, of evaluations]
+  const lines = new Map(); // by measure: [of training, of evaluations, of greedy ones]
   const counts = [];
   for (const name of [...left].sort()) {
     const [found, val, greedy, source, measure] = MEASURED.exec(name) ?? [];
@@ -198,19 +202,25 @@ function measures(left) {
     left.delete(name);
     if (measure === "episodes") counts.push(name);
     else {
-      if (!lines.has(measure)) lines.set(measure, [[], []]);
-      lines.get(measure)[val ? 1 : 0].push(greedy ? { label: `${source}, greedy`, metric: name, dash: "dot" } : { label: source, metric: name });
+      if (!lines.has(measure)) lines.set(measure, [[], [], []]);
+      lines.get(measure)[greedy ? 2 : val ? 1 : 0].push({ label: source, metric: name });
     }
   }
   const panels = (measure, title, percent) => {
-    const [trained, held] = lines.get(measure) ?? [[], []];
-    return [...(trained.length ? [panel(title, trained, { percent })] : []), ...(held.length ? [panel(`${title}, eval`, held, { percent })] : [])];
+    const [trained, held, greedy] = lines.get(measure) ?? [[], [], []];
+    return [[title, trained], ...evaluated(title, held, greedy)].filter(([, of]) => of.length).map(([name, of]) => panel(name, of, { percent }));
   };
   return {
     looking: [...LOOKING].flatMap(([measure, [title, percent]]) => panels(measure, title, percent)),
     measured: [...lines.keys()].filter((measure) => !LOOKING.has(measure)).flatMap((measure) => panels(measure, words(measure), false)),
     counts,
   };
+}
+
+// Sampled and greedy evaluations share a panel where each is one line.
+function evaluated(title, held, greedy) {
+  if (held.length > 1 || greedy.length > 1) return [[`${title}, eval`, held], [`${title}, greedy`, greedy]];
+  return [[`${title}, eval`, [...held, ...greedy.map((line) => ({ ...line, label: `${line.label}, greedy` }))]]];
 }
 
 const LEARNING = [

@@ -254,9 +254,10 @@ class Sheet {
   }
 }
 
-// The edges of a share and its standard error, inside the shares that there are.
-export function around(shares, errors) {
-  const edge = (sign) => shares.map((share, index) => (share === null || errors[index] === null ? share : Math.min(1, Math.max(0, share + sign * errors[index]))));
+// The edges of values and their standard errors; those of shares stay inside the shares that there are.
+export function around(values, errors, areShares) {
+  const [lowest, highest] = areShares ? [0, 1] : [-Infinity, Infinity];
+  const edge = (sign) => values.map((value, index) => (value === null || errors[index] === null ? value : Math.min(highest, Math.max(lowest, value + sign * errors[index]))));
   return { low: edge(-1), high: edge(1) };
 }
 

@@ -41,7 +41,7 @@ export async function render(node, { params, live }) {
   const lines = (panel) => groups.flatMap((group, index) => {
     const look = { colour: colourOf(index), dash: index < COLOURS ? "solid" : "dash", points: atEvaluations(panel.lines[0].metric) };
     const members = group.names.map((name) => [name, loaded.get(name)]).filter(([, series]) => series[panel.lines[0].metric]);
-    return members.length > 1 ? ofSeeds(panel, group, members, look) : members.map(([name, series]) => ofRun(panel.lines[0], name, series, look));
+    return members.length > 1 ? ofSeeds(panel, group, members, look) : members.map(([name, series]) => ofRun(panel, name, series, look));
   });
   const table = h("div");
   const results = h("div");
@@ -83,10 +83,10 @@ export async function render(node, { params, live }) {
 
 const colourOf = (index) => `--series-${(index % COLOURS) + 1}`;
 
-function ofRun({ metric, error }, name, loaded, look) {
+function ofRun({ percent, lines: [{ metric, error }] }, name, loaded, look) {
   const series = loaded[metric];
   const errors = loaded[error];
-  const bars = errors?.value.length === series.value.length ? { ...around(series.value, errors.value), whiskers: true } : {};
+  const bars = errors?.value.length === series.value.length ? { ...around(series.value, errors.value, percent), whiskers: true } : {};
   return { name, series, ...bars, ...look };
 }
 

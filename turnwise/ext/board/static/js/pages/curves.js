@@ -41,7 +41,8 @@ export async function render(node, { run, params, live, info }) {
   const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice], episodes });
   const show = (body) => {
     head.show(body);
-    const sections = panelSections(body.metrics, Object.keys(loaded.spread));
+    // What a fine-tuning learns from was played by another run: its rewards are no curve of this one.
+    const sections = panelSections(body.metrics, body.command === "sft" ? [] : Object.keys(loaded.spread));
     empty.hidden = sections.length > 0;
     choice.hidden = !sections.some((section) => section.panels.some((panel) => panel.lines.some((line) => line.spread)));
     loaded.pending = Boolean(body.pending); // the spread is then of the newest steps only, and the metric tells more
@@ -100,11 +101,11 @@ function panelLines(panel, loaded, band) {
     if (!series) return [];
     const error = line.error ? loaded.series[line.error] : null;
     const points = atEvaluations(line.metric);
-    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, points, series, ...around(series.value, error.value), whiskers: true }];
+    if (error?.value.length === series.value.length) return [{ name: line.label, colour: line.colour, dash: line.dash, points, series, ...around(series.value, error.value, panel.percent), whiskers: true }];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;
     const fits = low && high && low.length === series.value.length && high.length === series.value.length;
-    return [{ name: line.label, dash: line.dash, points, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+    return [{ name: line.label, colour: line.colour, dash: line.dash, points, series, low: fits ? low : undefined, high: fits ? high : undefined }];
   });
 }
 

@@ -122,11 +122,11 @@ function heading(run, own, sample) {
   ];
 }
 
-/** Training and evaluations are lines of their own. */
+/** Training is a line; evaluations are points, as among the curves. */
 function linesOf({ name, history }) {
   return ["train", "eval", "greedy", "reused", "probe"].map((split) => {
     const groups = history.groups.filter((group) => group.split === split && group.mean !== null).reverse();
-    return { name: split === "train" ? name : `${name}, ${split}`, x: groups.map((group) => group.step), y: groups.map((group) => group.mean), mode: "lines+markers" };
+    return { name: split === "train" ? name : `${name}, ${split}`, x: groups.map((group) => group.step), y: groups.map((group) => group.mean), points: split !== "train", mode: "lines+markers" };
   }).filter((line) => line.x.length > 0);
 }
 

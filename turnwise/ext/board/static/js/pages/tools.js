@@ -232,8 +232,17 @@ function drawTools(place, charts, tools) {
       { name: "p50", x: tool.step, y: tool.p50, colour: "--series-1" },
       { name: "p90", x: tool.step, y: tool.p90, colour: "--series-4" },
     ];
-    charts.draw(place, `latency ${name}`, chart, { title: `${name}: latency`, traces: latency, xTitle: "step", yTitle: "seconds" });
+    charts.draw(place, `latency ${name}`, chart, { title: `${name}: latency`, ...inReadableTime(latency), xTitle: "step" });
   }
+}
+
+const TIMES = [["seconds", 1], ["milliseconds", 1e3], ["microseconds", 1e6]];
+
+/** Seconds in the unit in which the longest of them is at least one, and its name beside the axis. */
+function inReadableTime(traces) {
+  const longest = Math.max(...traces.flatMap((trace) => trace.y));
+  const [unit, scale] = TIMES.find(([, times]) => longest * times >= 1) ?? TIMES[0];
+  return { traces: traces.map((trace) => ({ ...trace, y: trace.y.map((value) => (value === null ? null : value * scale)) })), yTitle: unit };
 }
 
 // ---- the tables as CSV ----
@@ -322,7 +331,7 @@ function chartShelf() {
   return {
     draw(place, key, kind, options) {
       const there = made.get(key);
-      if (there) return there.update(options.traces);
+      if (there) return there.update(options.traces, { yTitle: options.yTitle });
       if (!place.querySelector(":scope > .panels")) {
         place.querySelector(":scope > .empty")?.remove();
         place.append(h("div", { class: "panels" }));

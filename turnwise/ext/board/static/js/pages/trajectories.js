@@ -26,8 +26,10 @@ export async function render(node, context) {
 // A report holds lists by filter and split, in one order.
 const HELD = frozen ? ["split", "filter", "offset"] : Object.keys(START);
 
-/** What a link that asks for nothing opens on: the worst episodes of the last training step, which teach most. */
-function openingOf({ shards }) {
+/** What a link that asks for nothing opens on: the worst episodes of the last training step, which teach most.
+ * The conversations of a fine-tuning have no worst: all are listed. */
+function openingOf({ command, shards }) {
+  if (command === "sft") return null;
   const steps = shards.filter((shard) => shard.split === "train").map((shard) => shard.step);
   if (steps.length === 0) return null;
   return { ...START, split: "train", filter: `step == ${Math.max(...steps)}`, sort: "reward", order: "asc" };

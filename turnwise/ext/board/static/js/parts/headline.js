@@ -14,7 +14,7 @@ export function headline(run) {
   const warned = h("div", { class: "headline-warnings" });
   const show = (body) => {
     const { measures, cost, episodes } = body.headline;
-    fill(figures, measures.map(course), watch, episodes && [episode(run, episodes, "best"), episode(run, episodes, "worst")], spent(cost));
+    fill(figures, measures.map(course), watch, cost.learned && learnedFrom(run, body.shards), episodes && [episode(run, episodes, "best"), episode(run, episodes, "worst")], spent(cost));
     fill(warned, body.warnings.map(warning));
     if (body.pending) return;
     get(runPath(run, "watch")).then((found) => fill(watch, figure("To watch", toWatch(run, found), "what the checks of Health found")), (error) => console.warn(error));
@@ -43,6 +43,15 @@ function episode(run, { split, step, best, worst, count: episodes }, which) {
   const title = worst === null ? `All ${number(episodes)} episodes ${of}` : `${which === "best" ? "Best" : "Worst"} episode ${of}`;
   const said = [h("span", { class: "figure-side" }, "reward "), number(one.reward)];
   return h("div", { class: "figure figure-episode" }, figure(title, h("a", { href: link(`/run/${run}/trajectory`, { shard: one.shard, row: one.row }) }, said), visible(one.question || one.sample_id)));
+}
+
+// Of a fine-tuning: the conversations, and one click away which of their tokens are in the loss.
+function learnedFrom(run, shards) {
+  const conversations = shards.filter((shard) => shard.split === "train" && shard.size > 0);
+  if (!conversations.length) return null;
+  const href = link(`/run/${run}/trajectory`, { shard: conversations[0].shard, row: 0, view: "tokens", colour: "mask" });
+  const total = conversations.reduce((sum, shard) => sum + shard.size, 0);
+  return h("div", { class: "figure" }, figure("Learns from", h("a", { href }, number(total), " conversations"), "which of their tokens are in the loss"));
 }
 
 function spent({ seconds: took, tokens, tokens_per_second: rate, learned }) {

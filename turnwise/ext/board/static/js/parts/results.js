@@ -86,7 +86,7 @@ function value(row, index, { n, samples }) {
     return [visible(first), rest.length ? h("div", { class: "muted small" }, visible(rest.join(" "))) : null];
   }
   if (row.kind === "part" && found !== null && n[index] !== null) return `${count(Math.round(found * n[index]))} of ${count(n[index])}`;
-  if (row.kind === "share" || row.kind === "part") return error === null ? percent(found) : `${percent(found)} ± ${(100 * error).toFixed(1)}${howMany(n[index], samples[index])}`;
+  if (row.kind === "share" || row.kind === "part") return error === null ? percent(found) : `${percent(found)} ± ${(100 * error).toFixed(1)}${row.n ? howMany(row.n[index], null) : howMany(n[index], samples[index])}`;
   return number(found, 2);
 }
 

@@ -1,0 +1,357 @@
+"""The run's side of its episode workers: who plays what, turns written for them, a new one for each that is lost."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnwise.engines.samplers.sampler import Sampler
+from turnwise.errors import EngineError, TurnwiseError
+from turnwise.rollout.plugin_calls import to_the_end
+from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
+from turnwise.rollout.workers.messages import (
+    Ask,
+    Cancel,
+    Drawn,
+    End,
+    Finished,
+    Play,
+    Played,
+    Raised,
+    Ready,
+    Release,
+    Setup,
+    UnderWay,
+    Waited,
+    Withdraw,
+    Written,
+)
+from turnwise.storage import underway
+from turnwise.system import children, time_budget
+from turnwise.types import Sample
+
+START_SECONDS = 300.0
+"""For a worker to import, and to start what tools need."""
+END_SECONDS = 20.0
+"""For a worker to close what it opened."""
+POLL_SECONDS = 0.005
+WAITED_SECONDS = 0.25
+"""Between two words to a worker about turns that wait for a place."""
+HANG_SECONDS = 120.0
+"""Without a word from a worker: code of a tool or a user that holds its event loop as long would hold it for ever."""
+MOST_LOSSES = 3
+"""Workers that one group may cost."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_START = "import sys; sys.path.append(sys.argv[2]); from turnwise.rollout.workers.worker import main; "
+_START += "main(int(sys.argv[1]))"
+
+Done = Callable[[Finished], None]
+
+
+@dataclass(slots=True, eq=False)
+class PlayUnderWay:
+    """A Play that a worker has, or that waits for one."""
+
+    message: Play
+    played: asyncio.Future[None]
+    finished: asyncio.Future[Finished]
+    losses: int = 0
+    cancelled: bool = False
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits for it."""
+        for future in (self.played, self.finished):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen, also when nobody waits
+
+
+@dataclass(slots=True, eq=False)
+class AskUnderWay:
+    """A turn that the sampler writes for a worker."""
+
+    task: asyncio.Task[None]
+    waited: Callable[[], float]
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """One process, the link to it, and what it has under way."""
+
+    process: children.Process
+    link: WorkerLink
+    plays: dict[int, PlayUnderWay] = field(default_factory=dict)
+    asks: dict[int, AskUnderWay] = field(default_factory=dict)
+    conversations: set[str] = field(default_factory=set)
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"episode worker {self.process.pid}"
+
+
+class WorkerPool:
+    """So many episode workers. One that ends or stands still is replaced, and its groups are played again.
+
+    A group is played by one worker. What is written does not depend on which: its noise is keyed by its place.
+    """
+
+    def __init__(self, setup: Setup, sampler: Sampler | None, say: Callable[[str], None]) -> None:
+        self._setup, self._sampler, self._say = setup, sampler, say
+        self._workers: list[WorkerProcess] = []
+        self._listening: dict[WorkerProcess, asyncio.Task[None]] = {}
+        self._waiting: list[PlayUnderWay] = []
+        """Plays for which no worker was there."""
+        self._restarting: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Future[None]] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._closed = False
+        self._lost = 0
+
+    async def start(self) -> None:
+        """Start all of them, side by side; what keeps one from starting is raised."""
+        started = [asyncio.create_task(self._started()) for _ in range(self._setup.workers)]
+        try:
+            notes = [await task for task in started]
+        except BaseException:
+            for task in started:
+                task.cancel()
+            await asyncio.gather(*started, return_exceptions=True)
+            await self.close()
+            raise
+        for note in notes[0]:
+            self._say(note)
+        self._telling = asyncio.create_task(self._look_after())
+
+    async def play(self, sample: Sample, siblings: Sequence[int], step: int, drawn: Drawn) -> PlayUnderWay:
+        """Have siblings of a sample played; returns when they are, and may still be scored."""
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        message = Play(number, sample, tuple(siblings), step, drawn.split, drawn.sampling, drawn.scored)
+        play = PlayUnderWay(message, loop.create_future(), loop.create_future())
+        self._give(play)
+        try:
+            await play.played
+        except asyncio.CancelledError:
+            await to_the_end(self._cancel(play))
+            raise
+        return play
+
+    async def finish(self, play: PlayUnderWay) -> Finished:
+        """The episodes, once they are scored."""
+        try:
+            return await play.finished
+        except asyncio.CancelledError:
+            await to_the_end(self._cancel(play))
+            raise
+
+    def take_lost(self) -> int:
+        """How many workers ended or stood still since this was last asked."""
+        lost, self._lost = self._lost, 0
+        return lost
+
+    async def close(self) -> None:
+        """End all of them; afterwards no process is left."""
+        self._closed = True
+        for task in (*self._restarting, *([] if self._telling is None else [self._telling])):
+            task.cancel()
+        await asyncio.gather(*self._restarting, return_exceptions=True)
+        await asyncio.gather(*(self._end(worker) for worker in self._workers))
+        self._workers.clear()
+
+    # --- one worker ---
+
+    async def _started(self) -> Sequence[str]:
+        """A new worker joins when it has loaded everything; what its tools said."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            link = await WorkerLink.open(ours)
+            worker = WorkerProcess(_spawn(theirs.fileno()), link)
+        try:
+            link.send(self._setup)
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    (first,) = await link.receive()
+            except TimeoutError as error:
+                raise EngineError(f"{worker.name} was not ready after {START_SECONDS:g} s") from error
+            except LinkLost as error:
+                words = children.exit_words(await self._reaped(worker))
+                raise EngineError(f"{worker.name} ended while it started: {words}") from error
+            if isinstance(first, Raised):
+                raise first.error
+            assert isinstance(first, Ready)
+        except BaseException:
+            children.kill(worker.process)
+            await to_the_end(self._reaped(worker))
+            raise
+        self._workers.append(worker)
+        self._listening[worker] = asyncio.create_task(self._listen(worker))
+        while self._waiting:
+            self._give(self._waiting.pop(0))
+        return first.notes
+
+    async def _listen(self, worker: WorkerProcess) -> None:
+        """produces: answers to the worker's turns, results. waits for: its messages. unblocked by: its end."""
+        with contextlib.suppress(LinkLost):
+            while True:
+                messages = await worker.link.receive()
+                worker.heard = time.monotonic()
+                for message in messages:
+                    self._take(worker, message)
+        if not self._closed:
+            await self._replace(worker)
+
+    def _take(self, worker: WorkerProcess, message: object) -> None:
+        match message:
+            case Ask():
+                self._ask(worker, message)
+            case Withdraw(number):
+                if (asked := worker.asks.get(number)) is not None:
+                    asked.task.cancel()
+            case Release(conversation):
+                worker.conversations.discard(conversation)
+                if self._sampler is not None:
+                    releasing = asyncio.ensure_future(self._sampler.release(conversation))
+                    self._releasing.add(releasing)
+                    releasing.add_done_callback(self._releasing.discard)
+            case Played(number):
+                if (play := worker.plays.get(number)) is not None and not play.played.done():
+                    play.played.set_result(None)
+            case Finished(number):
+                if (play := worker.plays.pop(number, None)) is not None and not play.finished.done():
+                    play.finished.set_result(message)
+            case Raised(number, error):
+                if (play := worker.plays.pop(number, None)) is not None:
+                    play.fail(error)
+            case UnderWay(episodes):  # also the sign that it lives
+                underway.seen_elsewhere(worker, episodes)
+
+    def _ask(self, worker: WorkerProcess, ask: Ask) -> None:
+        worker.conversations.add(ask.request.conversation)
+        with time_budget.measured() as waited:  # the task's context has it
+            task = asyncio.create_task(self._write(worker, ask, waited))
+        worker.asks[ask.number] = AskUnderWay(task, waited)
+
+    async def _write(self, worker: WorkerProcess, ask: Ask, waited: Callable[[], float]) -> None:
+        assert self._sampler is not None
+        try:
+            completion = await self._sampler.generate(ask.request)
+            worker.link.send(Written(ask.number, completion, waited()))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the episode says what becomes of it, as where the sampler is its own
+            worker.link.send(Raised(ask.number, sendable(error)))
+        finally:
+            worker.asks.pop(ask.number, None)
+
+    async def _look_after(self) -> None:
+        """Tell workers which turns still wait for a place, which is not their episodes' time; end one that hangs."""
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(WAITED_SECONDS)
+            now, behind = time.monotonic(), time.monotonic() - before
+            before = now
+            for worker in self._workers:
+                if behind > HANG_SECONDS / 10:  # we stood still: what it said meanwhile is not read yet
+                    worker.heard = now
+                if now - worker.heard > HANG_SECONDS:
+                    self._say(f"{worker.name} has not been heard of for {HANG_SECONDS:g} s: it is ended")
+                    children.kill(worker.process)
+                waits = {number: ask.waited() for number, ask in worker.asks.items()}
+                if waits := {number: seconds for number, seconds in waits.items() if seconds > 0}:
+                    worker.link.send(Waited(waits))
+
+    # --- losing one ---
+
+    async def _replace(self, worker: WorkerProcess) -> None:
+        """Its groups go to the others at once, and to the one that takes its place."""
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        del self._listening[worker]
+        underway.seen_elsewhere(worker, None)
+        children.kill(worker.process)
+        words = children.exit_words(await self._reaped(worker))
+        self._lost += 1
+        self._say(f"{worker.name} was lost ({words}): its {len(worker.plays)} groups are played again")
+        for ask in list(worker.asks.values()):
+            ask.task.cancel()
+        for conversation in worker.conversations:
+            if self._sampler is not None:
+                await self._sampler.release(conversation)
+        restart = asyncio.create_task(self._restart())
+        self._restarting.add(restart)
+        restart.add_done_callback(self._restarting.discard)
+        for play in list(worker.plays.values()):
+            play.losses += 1
+            if play.cancelled:
+                play.fail(asyncio.CancelledError())
+            elif play.losses >= MOST_LOSSES:
+                sample = play.message.sample.id
+                play.fail(TurnwiseError(f"sample {sample}: {MOST_LOSSES} episode workers ended with it ({words})"))
+            else:
+                self._give(play)
+
+    async def _restart(self) -> None:
+        try:
+            await self._started()
+        except Exception as error:
+            plays = [play for worker in self._workers for play in worker.plays.values()]
+            for play in [*plays, *self._waiting]:
+                play.fail(error)
+
+    def _give(self, play: PlayUnderWay) -> None:
+        """To the worker with the fewest episodes under way."""
+        if not self._workers:
+            self._waiting.append(play)
+            return
+        worker = min(self._workers, key=lambda each: sum(len(p.message.siblings) for p in each.plays.values()))
+        worker.plays[play.message.number] = play
+        worker.link.send(play.message)
+
+    async def _cancel(self, play: PlayUnderWay) -> None:
+        """Break it off, and wait until the worker has closed what it had open."""
+        number, play.cancelled = play.message.number, True
+        if play in self._waiting:
+            self._waiting.remove(play)
+        for worker in self._workers:
+            if number in worker.plays:
+                worker.link.send(Cancel(number))
+        while any(number in worker.plays for worker in self._workers):
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _end(self, worker: WorkerProcess) -> None:
+        self._listening.pop(worker).cancel()
+        for ask in list(worker.asks.values()):
+            ask.task.cancel()
+        worker.link.send(End())
+        with contextlib.suppress(LinkLost, TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await worker.link.drain()
+                while worker.process.poll() is None:
+                    await asyncio.sleep(POLL_SECONDS)
+        children.kill(worker.process)
+        await self._reaped(worker)
+
+    async def _reaped(self, worker: WorkerProcess) -> int:
+        worker.link.close()
+        children.cut(worker.process)
+        while (status := worker.process.poll()) is None:
+            await asyncio.sleep(POLL_SECONDS)
+        return status
+
+
+def _spawn(channel: int) -> children.Process:
+    """A new interpreter: nothing of ours is in it, no thread, no lock, no weights."""
+    return children.start(
+        [sys.executable, "-P", "-c", _START, str(channel), str(Path(__file__).parents[3])],
+        pass_fds=(channel,),
+        env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
+    )
