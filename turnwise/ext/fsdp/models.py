@@ -131,7 +131,8 @@ def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dis
         _trust_images(model)
     trained = {"policy": _trained(policy)} | ({} if critic is None else {"critic": _trained(critic)})
     kinds = dict(policy.weights(meta))
-    same = identity(policy, critic, lambda tensors: _totals(tensors, group))
+    counted = dist.get_rank() < dist.get_world_size() // setup.replicas
+    same = identity(policy, critic, lambda tensors: _totals(tensors, group, counted=counted))
     autocast = computes_narrow(config) and built.dtype is torch.float32
     return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
 
@@ -171,10 +172,10 @@ def _together(root: Root, work: Callable[[], T]) -> T:
     return result
 
 
-def _totals(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, int]:
-    """The sums of the bits of tensors of which every rank has a part."""
+def _totals(tensors: Mapping[str, Tensor], group: dist.ProcessGroup, *, counted: bool) -> dict[str, int]:
+    """The sums of the bits of tensors of which every rank has a part; those of one copy are counted."""
     own = bit_totals({name: local_part(tensor) for name, tensor in tensors.items()})
-    totals = torch.tensor(list(own.values()), dtype=torch.int64)
+    totals = torch.tensor(list(own.values()), dtype=torch.int64) * counted
     dist.all_reduce(totals, group=group)
     return dict(zip(own, totals.tolist(), strict=True))
 
