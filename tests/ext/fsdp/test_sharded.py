@@ -66,6 +66,7 @@ class Case:
 CASES = {
     "native": Case(NATIVE, 3, "tied", critic=True, recompute=True),
     "native, two copies": Case(NATIVE, 4, "tied", 2, critic=True),
+    "transformers, a copy each": Case(TRANSFORMERS, 2, "tied", 2),
     "transformers, LoRA, two copies": Case(TRANSFORMERS, 4, "tied", 2, lora_rank=4),
     "native, LoRA": Case(NATIVE, 3, "plain", lora_rank=4, critic=True, shared_critic=True),
     "transformers": Case(TRANSFORMERS, 2, "plain", critic=True),
@@ -164,10 +165,12 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return made
 
 
-DEAR = [pytest.param("transformers, LoRA, two copies", marks=pytest.mark.long)]
+DEAR = ("transformers, LoRA, two copies", "transformers, a copy each")
 
 
-@pytest.mark.parametrize("name", [*(name for name in CASES if "LoRA, two" not in name), *DEAR])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in DEAR else []) for name in CASES]
+)
 def test_several_processes_compute_what_one_computes(
     name: str, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
 ) -> None:
