@@ -82,6 +82,24 @@ def test_rows_of_all_processes_are_the_whole(implementation: ModelImplementation
     assert [(key, tensor.shape) for key, tensor in whole.weights()] == [(k, t.shape) for k, t in written.items()]
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_a_process_reads_the_experts_that_it_has_and_no_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(name, tmp_path)
+    names: list[str] = []
+    whole = CheckpointRows.whole
+    monkeypatch.setattr(CheckpointRows, "whole", lambda self, name: (names.append(name), whole(self, name))[1])
+    by_process = []
+    for number in range(PROCESSES):
+        names.clear()
+        empty(TRANSFORMERS, folder).fill(CheckpointRows(folder), chunk(number))
+        by_process.append({key for key in names if ".experts." in key})
+    stored = {key for key in CheckpointRows(folder).shapes if ".experts." in key}
+    assert [len(mine) / len(stored) for mine in by_process] == [0.5, 0.5, 0.0], "two of four experts, two, none"
+    assert by_process[0] | by_process[1] == stored and not by_process[0] & by_process[1]
+
+
 @pytest.mark.parametrize("implementation", [NATIVE, TRANSFORMERS])
 def test_a_tied_head_that_is_stored_too_must_be_the_embedding(
     implementation: ModelImplementation, tmp_path: Path

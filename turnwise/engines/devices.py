@@ -9,7 +9,7 @@ from typing import Protocol
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
 from turnwise.config.choices import OptimizerName, Precision
-from turnwise.engines.opener import opener_of
+from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.plugins import load
 
@@ -180,6 +180,15 @@ def choose(config: Config, visible: VisibleGpus | None = None) -> EngineChoice:
     )
 
 
+def published_format(config: Config) -> Precision:
+    """The number format that weights are published in: the sampler's, so that no more travels than it keeps. Of a
+    sampler of the user's and of servers that somebody else started it is not known: float32, which loses nothing."""
+    told = "model.precision" in extensions.engine(config.engine.name).reads
+    if not told or (config.model.precision is None and opener_of(config).keeps_weights(config)):
+        return Precision.float32
+    return choose(config).precision
+
+
 def device_of(wanted: str, visible: VisibleGpus | None = None) -> str:
     """`learner.device` as cpu or cuda:N; one that is not there is a ConfigError."""
     if wanted == "cpu":
@@ -209,6 +218,7 @@ def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples:
     """Where the processes of a sharded learner compute: a GPU each, behind the one that this process samples on, or all
     on the CPU. What cannot be is a ConfigError."""
     learner, count = config.learner, config.learner.processes
+    sharded_learners().replicas(config)
     if count == 1:
         return (device_of(learner.device, visible),)
     if learner.optimizer is OptimizerName.adamw8bit:

@@ -11,6 +11,7 @@ from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.config.training import LAST
 from turnwise.engines.devices import device_of, gpus_for_learner
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
+from turnwise.engines.opener import sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.resources import free_memory
 
@@ -56,7 +57,7 @@ def host_memory(config: Config, training: Training) -> HostMemory | None:
     own_critic = training.critic and not learner.shared_critic
     trained = size.trained(learner)
     if learner.processes > 1:  # FSDP2 keeps weights, gradients and moments of all ranks there
-        copies = 2 if own_critic else 1
+        copies = (2 if own_critic else 1) * sharded_learners().replicas(config)
         return HostMemory(4 * copies * trained, 8 * copies * trained, 4 * copies * trained, 0)
     narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
     tensors = facts.tensors if not learner.lora_rank and sum(facts.tensors) == trained else None

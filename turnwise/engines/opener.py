@@ -92,6 +92,10 @@ class ShardedLearners(Protocol):
         """Beside a sampler of this process, which keeps its GPU."""
         ...
 
+    def replicas(self, config: "Config") -> int:
+        """Whole copies of the learner's state that its processes hold together; ConfigError where they cannot."""
+        ...
+
     def read_whole(self, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
         """What its processes wrote into a checkpoint, put together."""
         ...

@@ -7,7 +7,7 @@ from turnwise.config.choices import Aggregation, Correction, EvalSplit, Excess, 
 from turnwise.config.environment import told
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.engines.devices import rank_devices
-from turnwise.engines.opener import opener_of
+from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.engines.rendering import format_of
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, history_forecasts, spelled_warning
@@ -177,7 +177,9 @@ def _sharded(config: Config) -> list[str]:
         return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
-    shared = "weights, gradients and moments shared out over them (FSDP2)"
+    copies = sharded_learners().replicas(config)
+    over = "them (FSDP2)" if copies == 1 else f"each {len(devices) // copies} of them, {copies} replicas (HSDP)"
+    shared = f"weights, gradients and moments shared out over {over}"
     return [f"learner      {len(devices)} processes {where}: {shared}"]
 
 

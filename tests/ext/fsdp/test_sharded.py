@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from turnwise.storage.run_dir import RunDir
 
 NATIVE, TRANSFORMERS = ModelImplementation.native, ModelImplementation.transformers
 OBJECTIVE = Objective("ppo_clip", entropy=0.01, kl_loss=0.1)
-SIZES = (2, 3)
+SIZES = (2, 3, 4)
 TENSOR = TensorStorageMetadata(TensorProperties(), torch.Size([2]), [])
 
 
@@ -56,6 +56,7 @@ class Case:
     implementation: ModelImplementation
     size: int
     model: str
+    replicas: int = 1
     lora_rank: int = 0
     critic: bool = False
     shared_critic: bool = False
@@ -64,6 +65,9 @@ class Case:
 
 CASES = {
     "native": Case(NATIVE, 3, "tied", critic=True, recompute=True),
+    "native, two copies": Case(NATIVE, 4, "tied", 2, critic=True),
+    "transformers, a copy each": Case(TRANSFORMERS, 2, "tied", 2),
+    "transformers, LoRA, two copies": Case(TRANSFORMERS, 4, "tied", 2, lora_rank=4),
     "native, LoRA": Case(NATIVE, 3, "plain", lora_rank=4, critic=True, shared_critic=True),
     "transformers": Case(TRANSFORMERS, 2, "plain", critic=True),
     "transformers, LoRA": Case(TRANSFORMERS, 2, "tied", lora_rank=4, recompute=True),
@@ -99,7 +103,9 @@ def setup_of(case: Case, models: Path) -> RankSetup:
         gradient_checkpointing=case.recompute,
     )
     source = ModelSource(case.model, models / case.model)
-    return RankSetup(source, case.implementation, config, 0.9, 3, 9, critic=case.critic, reference=True)
+    return RankSetup(
+        source, case.implementation, config, 0.9, 3, 9, case.critic, reference=True, replicas=case.replicas
+    )
 
 
 def one_process(setup: RankSetup) -> LocalLearner:
@@ -159,10 +165,13 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return made
 
 
-LATER = ("transformers",)  # the other three have its parts: this model, all weights, a critic of its own
+# Of this model with all weights there is the native case, and with a part of them the LoRA one.
+DEAR = ("transformers", "transformers, LoRA, two copies", "transformers, a copy each")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LATER)) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in DEAR else []) for name in CASES]
+)
 def test_several_processes_compute_what_one_computes(
     name: str, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
 ) -> None:
@@ -196,6 +205,28 @@ def test_several_processes_compute_what_one_computes(
         ModelSource("saved", tmp_path / "policy"), case.implementation), torch.float32)  # fmt: skip
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in saved.weights())
     assert (tmp_path / "policy_adapter/adapter_model.safetensors").is_file() == bool(case.lora_rank)
+
+
+@pytest.mark.parametrize("name", ["native", "transformers, LoRA"])
+def test_weights_are_given_in_the_format_of_who_samples(
+    name: str, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
+) -> None:
+    setup = setup_of(CASES[name], models)
+    given: list[dict[str, Tensor]] = []
+    for format_ in ("float32", "bfloat16"):
+        learner = ShardedLearner(groups[2], replace(setup, published=format_))
+        learner.update(batches(1), OBJECTIVE)
+        given.append(weights(learner))
+    wide, narrow = given
+    assert wide.keys() == narrow.keys()
+    assert all(torch.equal(tensor, wide[key].bfloat16()) for key, tensor in narrow.items())
+    learner.save_policy(tmp_path)
+    saved = read_model(
+        ModelSource("saved", tmp_path / "policy"),
+        choose_implementation(ModelSource("saved", tmp_path / "policy"), setup.implementation),
+        torch.float32,
+    )
+    assert all(torch.equal(tensor, wide[key]) for key, tensor in saved.weights()), "with all its digits"
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +263,26 @@ def test_saved_at_two_goes_on_at_one_and_three(
     three.load(tmp_path)
     assert three.step == 4
     same(one.update(batches(7), OBJECTIVE), three.update(batches(7), OBJECTIVE))
+
+
+def test_two_copies_save_once_and_go_on_from_what_any_number_saved(
+    saved_at_two: Path, models: Path, groups: dict[int, LocalRanks], tmp_path: Path
+) -> None:
+    copies = ShardedLearner(groups[4], setup_of(CASES["native, two copies"], models))
+    goes_on(copies, saved_at_two)
+    copies.save(tmp_path)
+    copies.saved()
+    written = [path.stat().st_size for path in (tmp_path / "learner").glob("*.distcp")]
+    before = [path.stat().st_size for path in (saved_at_two / "learner").glob("*.distcp")]
+    assert sum(written) == pytest.approx(sum(before), rel=0.1), "one copy is written"
+    update = copies.update(batches(7), OBJECTIVE)
+    for learner in (
+        one_process(setup_of(CASES["native"], models)),
+        ShardedLearner(groups[3], setup_of(CASES["native"], models)),
+    ):
+        learner.load(tmp_path)
+        assert learner.step == 4
+        same(learner.update(batches(7), OBJECTIVE), update)
 
 
 class Boom:

@@ -7,10 +7,13 @@ import pytest
 import torch
 from batches import batch_of
 
+from turnwise import configure
 from turnwise.engines.learners.learner import TokenBatch
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.learner import deal, laid_out
 from turnwise.ledger import Media, MediaSpan, check_places
+from turnwise.reports.plan import plan_text
+from turnwise.rollout.prepare import prepare
 
 
 def batches(seed: int, count: int = 3) -> list[TokenBatch]:
@@ -91,3 +94,9 @@ def test_images_go_with_their_sequences() -> None:
         check_places(share.batch.media, share.batch.tokens)
         found += [span.media.digest for span in share.batch.media]
     assert sorted(found) == sorted(span.media.digest for batch in shown for span in batch.media)
+
+
+def test_the_plan_says_how_many_copies_share_the_state() -> None:
+    config = configure("learner.processes=4", "fsdp.replicas=2", "learner.device=cpu")
+    text = plan_text(prepare(config, "train", limit=2), training=True)
+    assert "4 processes on the CPU (gloo)" in text and "each 2 of them, 2 replicas (HSDP)" in text

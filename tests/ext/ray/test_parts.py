@@ -465,6 +465,8 @@ def test_weights_arrive_as_they_were_put(dtype: str, monkeypatch: pytest.MonkeyP
     plan = WeightsPlan.of({name: tuple(tensor.shape) for name, tensor in tensors.items()}, dtype)
     parts = list(pack(plan, reversed(tensors.items())))
     assert len(parts) == len(plan.parts) > 2
+    others = list(pack(plan, ((name, tensor.to("meta")) for name, tensor in reversed(tensors.items())), keep=False))
+    assert others == [None] * len(parts), "a rank that is not the first copies nothing"
     update = unpack(plan.shapes, parts)
     found = dict(update.tensors)
     assert update.shapes == plan.shapes and found.keys() == tensors.keys()

@@ -11,7 +11,7 @@ from inference_servers import Model, sglang_app, vllm_app
 from turnwise.config import Config
 from turnwise.data.task_config import configure
 from turnwise.engines import devices
-from turnwise.engines.devices import Gpu, VisibleGpus
+from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.opener import model_source, opener_of
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
@@ -145,6 +145,20 @@ def test_every_kind_of_parallel_copy_counts_among_the_gpus_of_a_server(
 ) -> None:
     monkeypatch.delenv("VLLM_DP_SIZE", raising=False)
     assert gpus_each(f"engine={engine}", f"servers.options={written.split()}") == gpus
+
+
+def test_every_copy_behind_an_address_decodes_sequences_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_DP_SIZE", raising=False)
+    eight = VisibleGpus(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(8)))
+
+    def together(engine: str, written: str) -> int:
+        return choose(configure(f"engine={engine}", f"servers.options={written.split()}"), eight).max_batch
+
+    assert together("vllm_server", "--max-num-seqs 64 -tp 2") == 64
+    assert together("vllm_server", "--max-num-seqs 64 -dp 8") == 512
+    assert together("vllm_server", "--max-num-seqs 64 -dp 8 -dpl 4") == 512, "those of other machines too"
+    assert together("sglang_server", "--max-running-requests 64 --dp 4") == 256
+    assert together("sglang_server", "--max-running-requests 64 --dp 4 --tp 8 --enable-dp-attention") == 64
 
 
 def test_copies_that_the_environment_asks_of_vllm_count_where_no_option_says_otherwise(

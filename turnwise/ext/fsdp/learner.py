@@ -212,7 +212,7 @@ class ShardedLearner:
         results: list[RankResults] = self._dealt("accumulate", shares, objective)
         try:
             metrics = self._metrics(results, batches)
-            norms = {name: math.sqrt(sum(result.squares[name] for result in results)) for name in results[0].squares}
+            norms = self._norms(results)
             self._refuse(norms, results)
         except BaseException:
             self._all("forget")
@@ -243,6 +243,11 @@ class ShardedLearner:
             name: sum(share[name] for share in shares) * (counted if name in MEANS else 1.0) for name in shares[0]
         }
         return totals | {"loss": sum(losses)}
+
+    def _norms(self, results: Sequence[RankResults]) -> dict[str, float]:
+        """Of the whole gradients, of which every copy of the state has all."""
+        copy = results[: self._ranks.size // self._setup.replicas]
+        return {name: math.sqrt(sum(result.squares[name] for result in copy)) for name in copy[0].squares}
 
     def _refuse(self, norms: dict[str, float], results: Sequence[RankResults]) -> None:
         for name, norm in norms.items():

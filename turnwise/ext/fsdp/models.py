@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload
@@ -96,6 +97,8 @@ class _Built:
     reference: Root | None
     dtype: torch.dtype
     device: str
+    """Where it is computed with, and where buffers lie."""
+    home: str
     """Where a rank's part of the parameters lies."""
 
 
@@ -113,7 +116,7 @@ def _built(policy: PolicyModel, setup: RankSetup, config: LearnerConfig, mesh: D
     how = _how(config, mesh, dtype)
     reference = None if start is None else _shared_out(Root(start), how)
     home = "cpu" if isinstance(how["offload_policy"], CPUOffloadPolicy) else mesh.device_type
-    return _Built(policy, critic, _shared_out(Root(policy, critic), how), reference, dtype, home)
+    return _Built(policy, critic, _shared_out(Root(policy, critic), how), reference, dtype, mesh.device_type, home)
 
 
 def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dist.ProcessGroup) -> RankModels:
@@ -131,7 +134,8 @@ def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dis
         _trust_images(model)
     trained = {"policy": _trained(policy)} | ({} if critic is None else {"critic": _trained(critic)})
     kinds = dict(policy.weights(meta))
-    same = identity(policy, critic, lambda tensors: _totals(tensors, group))
+    counted = dist.get_rank() < dist.get_world_size() // setup.replicas
+    same = identity(policy, critic, lambda tensors: _totals(tensors, group, counted=counted))
     autocast = computes_narrow(config) and built.dtype is torch.float32
     return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
 
@@ -145,10 +149,13 @@ def _copies(built: _Built) -> list[PolicyModel]:
 
 def _fill(built: _Built, checkpoint: CheckpointRows) -> None:
     """Read this rank's rows into parameters that are on the meta device so far, and try out code that is not ours."""
+
+    def room(tensor: Tensor) -> Tensor:
+        device = built.home if isinstance(tensor, DTensor) else built.device
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+
     for root in (built.root, *([] if built.reference is None else [built.reference])):
-        root._apply(  # type: ignore[no-untyped-call]
-            lambda tensor: torch.empty_like(tensor, device=built.device) if tensor.is_meta else tensor
-        )
+        root._apply(room)  # type: ignore[no-untyped-call]
 
     def place(tensor: Tensor) -> tuple[Tensor, int]:
         count_progress()
@@ -171,10 +178,10 @@ def _together(root: Root, work: Callable[[], T]) -> T:
     return result
 
 
-def _totals(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, int]:
-    """The sums of the bits of tensors of which every rank has a part."""
+def _totals(tensors: Mapping[str, Tensor], group: dist.ProcessGroup, *, counted: bool) -> dict[str, int]:
+    """The sums of the bits of tensors of which every rank has a part; those of one copy are counted."""
     own = bit_totals({name: local_part(tensor) for name, tensor in tensors.items()})
-    totals = torch.tensor(list(own.values()), dtype=torch.int64)
+    totals = torch.tensor(list(own.values()), dtype=torch.int64) * counted
     dist.all_reduce(totals, group=group)
     return dict(zip(own, totals.tolist(), strict=True))
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
@@ -85,7 +85,7 @@ class Rank:
         )
         self._files = dist.new_group(backend="gloo", timeout=timeout)
         """For checkpoints, which are written while the others compute."""
-        mesh = init_device_mesh(self.device.type, (position.size,))
+        mesh = _mesh(self.device.type, position.size, setup.replicas)
         models = open_models(setup, self._config, mesh, self._files)
         dist.barrier(group=self._files)
         count_progress()
@@ -112,7 +112,7 @@ class Rank:
             logit_bytes=4 * rows * vocabulary,
             memory_bytes=None,
         )
-        self._step = 0
+        self._step, self._published = 0, setup.published
         self._stream: Iterator[tuple[str, Tensor]] = iter(())
         self._saving: Future[Any] | None = None
 
@@ -236,13 +236,16 @@ class Rank:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def begin_weights(self) -> None:
-        """Start to give the policy's weights, from the first one."""
-        self._stream = self.whole_weights()
+        """Start to give the policy's weights, from the first one, in the number format of who samples."""
+        self._stream = self.whole_weights(getattr(torch, self._published))
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights by name, each gathered from all ranks, which must all ask for it."""
-        for name, tensor in self._models.policy.weights(self._whole):
-            yield name, tensor
+    def whole_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights by name, each gathered from all ranks, which must all ask for it; in this number format,
+        and narrowed before they travel unless factors are added to them first."""
+        policy = self._models.policy
+        narrowed = None if policy.has_adapter else dtype
+        for name, tensor in policy.weights(replace(self._whole, dtype=narrowed)):
+            yield name, tensor.to(dtype or tensor.dtype)
             count_progress()
 
     @torch.no_grad()
@@ -337,6 +340,13 @@ class Rank:
         if owner is None or what not in ("exp_avg", "exp_avg_sq", "step"):
             return None
         return torch.Size(()) if what == "step" else owner.shape
+
+
+def _mesh(device: str, size: int, replicas: int) -> DeviceMesh:
+    """Copies of the state by the ranks that each is shared out over; where there is one copy, those ranks alone."""
+    if replicas == 1:
+        return init_device_mesh(device, (size,))
+    return init_device_mesh(device, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
 
 
 def _meeting(position: RankPlace, timeout: timedelta) -> Store:

@@ -24,6 +24,11 @@ class RankSetup:
     reference: bool = False
     picture: Media | None = None
     """A small one, for finding out whether the model makes of an image what its own code makes of it."""
+    replicas: int = 1
+    """Whole copies of the state that the ranks hold together; those of one copy have numbers that follow each other."""
+    published: str = "float32"
+    """The number format that weights are given in, as torch calls it: the sampler's, so that no more travels than it
+    keeps."""
     hang_seconds: float = 1800.0
 
 

@@ -9,14 +9,15 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True, slots=True)
 class WeightGatherer:
-    """Gathers one weight from all ranks."""
+    """Gathers one weight from all ranks, narrowed where a rank's part lies if another number format is wanted."""
 
     device: torch.device
+    dtype: torch.dtype | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return tensor
-        return shared_out_as(tensor, tensor.to_local().to(self.device)).full_tensor()
+        return shared_out_as(tensor, tensor.to_local().to(self.device, self.dtype)).full_tensor()
 
 
 def shared_out_as(other: Tensor, local: Tensor) -> DTensor:

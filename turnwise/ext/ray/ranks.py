@@ -226,7 +226,7 @@ class RankActor:
         self._number = number
         self._worker = 0
         self._rank: Rank | None = None
-        self._parts: Iterator[Part] = iter(())
+        self._parts: Iterator[Part | None] = iter(())
         self._store: Any = None
 
     def home(self) -> Home:
@@ -279,16 +279,18 @@ class RankActor:
         return os.path.isfile(file)
 
     def begin_parts(self, plan: WeightsPlan) -> None:
-        """Start to give the policy's weights as objects of the store."""
-        self._parts = pack(plan, self._opened().whole_weights())
+        """Start to give the policy's weights as objects of the store, which the first rank alone makes."""
+        import torch
+
+        stream = self._opened().whole_weights(getattr(torch, plan.dtype))
+        self._parts = pack(plan, stream, keep=self._number == 0)
 
     def next_part(self) -> Part | None:
         """The next object; every rank makes the weights whole and the first one answers."""
         import torch
 
         with torch.no_grad():
-            part = next(self._parts)
-        return part if self._number == 0 else None
+            return next(self._parts)
 
     def _opened(self) -> "Rank":
         if self._rank is None:

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise import extensions
 from turnwise.config import Config
-from turnwise.config.choices import Precision
-from turnwise.engines.devices import choose
+from turnwise.engines.devices import published_format
 from turnwise.engines.open_configured import open_sampler
 from turnwise.engines.opener import OpenSampler, model_source
 from turnwise.engines.publish_weights import needs_files, weights_folder, write_weights
@@ -67,15 +65,13 @@ class SamplerActor:
         notes: list[str] = []
         opened = await self._open(notes)
         self._sampler = opened.sampler
-        reads = "model.precision" in extensions.engine(self._config.engine.name).reads
-        precision = choose(self._config).precision if reads else Precision.float32
         return SamplerFacts(
             opened.sampler.context_length,
             opened.sampler.capabilities,
             opened.threads,
             opened.regime,
             machine_words(),
-            precision.value,
+            published_format(self._config).value,
             tuple(notes),
             node_name(),
         )

@@ -43,17 +43,22 @@ class WeightsPlan:
         return cls(dict(shapes), tuple(map(tuple, parts)), dtype)
 
 
-def pack(plan: WeightsPlan, tensors: "Iterable[tuple[str, torch.Tensor]]") -> Iterator[Part]:
-    """The objects of an update, one after the other."""
+def pack(
+    plan: WeightsPlan, tensors: "Iterable[tuple[str, torch.Tensor]]", *, keep: bool = True
+) -> Iterator[Part | None]:
+    """The objects of an update, one after the other. Who does not `keep` them only goes through the tensors, which
+    others make too, and copies nothing."""
     import torch
 
-    dtype, waiting = getattr(torch, plan.dtype), {}
+    dtype = getattr(torch, plan.dtype)
+    waiting: dict[str, Any] = {}
     wanted = iter(plan.parts)
     names: tuple[str, ...] | None = next(wanted)
     for name, tensor in tensors:
-        waiting[name] = tensor.detach().to("cpu", dtype).contiguous()
+        waiting[name] = tensor.detach().to(dtype).to("cpu").contiguous() if keep else None
         while names is not None and all(key in waiting for key in names):
-            yield {key: _bytes(waiting.pop(key)) for key in names}
+            held = [waiting.pop(key) for key in names]
+            yield {key: _bytes(tensor) for key, tensor in zip(names, held, strict=True)} if keep else None
             names = next(wanted, None)
 
 

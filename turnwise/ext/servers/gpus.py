@@ -25,15 +25,30 @@ def gpus_of_a_server(options: list[str], copies_variable: str | None = None, cop
     `copies_variable` is an environment variable that tells of data parallel copies too, `copies_inside` an option with
     which they take no GPUs of their own.
     """
-    values = {name.replace("_", "-"): value for name, value in named_options(options)}  # the last one wins
-    copies = _first_count(values, _DATA_HERE) or _first_count(values, _DATA) or 1
+    values = _values(options)
+    gpus = _copies(values, (_DATA_HERE, _DATA), copies_variable, copies_inside)
+    for names in (_TENSOR, _PIPELINE, _CONTEXT):
+        gpus *= _first_count(values, names) or 1
+    return gpus
+
+
+def copies_of_a_server(options: list[str], copies_variable: str | None = None, copies_inside: str | None = None) -> int:
+    """Data parallel copies behind one address, on all its machines; each decodes sequences of its own."""
+    return _copies(_values(options), (_DATA,), copies_variable, copies_inside)
+
+
+def _values(options: list[str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in named_options(options)}  # the last one wins
+
+
+def _copies(
+    values: dict[str, str], kinds: Sequence[Sequence[str]], copies_variable: str | None, copies_inside: str | None
+) -> int:
+    counts = (_first_count(values, names) for names in kinds)
+    copies = next((count for count in counts if count is not None), 1)
     if copies == 1 and copies_variable is not None and (env := os.environ.get(copies_variable)):
         copies = _count(copies_variable, env)
-    if copies_inside is not None and copies_inside in values:
-        copies = 1
-    for names in (_TENSOR, _PIPELINE, _CONTEXT):
-        copies *= _first_count(values, names) or 1
-    return copies
+    return 1 if copies_inside is not None and copies_inside in values else copies
 
 
 def _first_count(values: dict[str, str], names: Sequence[str]) -> int | None:
@@ -63,9 +78,9 @@ def devices_of(replicas: int, each: int) -> list[str | None]:
     return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
 
 
-def sequences_of_a_server(engine: EngineConfig, servers: ServersConfig, gpus: tuple[Gpu, ...]) -> int:
-    """How many it decodes together: as it is told, else as vLLM does by itself."""
-    values = {name.replace("_", "-"): value for name, value in named_options(servers.options)}
+def sequences_of_a_copy(engine: EngineConfig, servers: ServersConfig, gpus: tuple[Gpu, ...]) -> int:
+    """How many one copy of a server decodes together: as it is told, else as vLLM does by itself."""
+    values = _values(servers.options)
     option = next((values[name] for name in ("--max-num-seqs", "--max-running-requests") if name in values), "")
     if option.isdecimal():
         return max(1, int(option))

@@ -28,7 +28,13 @@ from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.servers.client import ServerClient, server_address
 from turnwise.ext.servers.config import ServersConfig
-from turnwise.ext.servers.gpus import devices_of, gpus_of_a_server, named_options, sequences_of_a_server
+from turnwise.ext.servers.gpus import (
+    copies_of_a_server,
+    devices_of,
+    gpus_of_a_server,
+    named_options,
+    sequences_of_a_copy,
+)
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replica, Replicas
@@ -175,8 +181,9 @@ class GuestOpener(Opener):
     def sequences(self, config: Config, gpus: tuple[Gpu, ...]) -> int | None:
         """All that its replicas decode together: as they are told, else as vLLM does by itself."""
         samplers = 1 if (there := reservations(config)) is None else there.samplers
-        each = sequences_of_a_server(config.engine, section(config, ServersConfig), gpus)
-        return each * self.count(config) * samplers
+        servers = section(config, ServersConfig)
+        copies = copies_of_a_server(servers.options, self.copies_variable, self.copies_inside)
+        return sequences_of_a_copy(config.engine, servers, gpus) * copies * self.count(config) * samplers
 
     def reserved_problem(self, config: Config, gpus: float, *, here: bool) -> str | None:
         """Servers in a sampler of a cluster must find as many GPUs as it reserves, no fewer and no more."""

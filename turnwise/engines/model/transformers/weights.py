@@ -199,11 +199,46 @@ class CheckpointNames:
             yield target, checkpoint.rows(name, first, len(own))
             return
         dtype = own.dtype
+        if (stacked := self._stacked(target, sources, tensors, checkpoint, own_rows)) is not None:
+            if not len(own):
+                yield target, own
+                return
+            yield from self._converted(target, stacked, lambda name: checkpoint.whole(name).to(dtype), tensors)
+            return
         whole = self._converted(target, sources, lambda name: checkpoint.whole(name).to(dtype), tensors)
         for name, value in whole:
             _check_shape(checkpoint, name, tuple(value.shape), tensors[name])
             own, first = own_rows(tensors[name])
             yield name, value[first : first + len(own)] if own.dim() else value
+
+    def _stacked(
+        self,
+        target: str,
+        sources: Sequence[_Source],
+        tensors: dict[str, Tensor],
+        checkpoint: CheckpointRows,
+        own_rows: OwnRows,
+    ) -> list[_Source] | None:
+        """Of the experts of a layer, which a conversion stacks, those that this process has; None where a conversion
+        does anything else, which is tried on the meta device."""
+        whole = tuple(tensors[target].shape)
+        own, first = own_rows(tensors[target])
+        by_pattern: dict[str | None, list[_Source]] = {}
+        for source in sources:
+            by_pattern.setdefault(source.pattern, []).append(source)
+        if not whole or any(len(stack) != whole[0] for stack in by_pattern.values()):
+            return None
+        chosen = {source.name for stack in by_pattern.values() for source in stack[first : first + len(own)]}
+        kept = [source for source in sources if source.name in chosen]
+
+        def empty(name: str) -> Tensor:
+            return torch.empty(checkpoint.shapes[name], dtype=own.dtype, device="meta")
+
+        for some, rows in ((sources, whole[0]), (kept, len(own))):
+            made = dict(self._converted(target, some, empty, tensors)) if rows else {}
+            if rows and {name: tuple(value.shape) for name, value in made.items()} != {target: (rows, *whole[1:])}:
+                return None
+        return kept
 
 
 def _check_shape(checkpoint: CheckpointRows, name: str, shape: tuple[int, ...], tensor: Tensor) -> None:
