@@ -8,7 +8,7 @@ INSTALL := $(RUN)/pip install --quiet --disable-pip-version-check
 TELL = $(RUN)/pip install --disable-pip-version-check $(if $(CPU_TORCH),--extra-index-url $(CPU_TORCH))
 # A verb needs the bare package or an extra of it; where everything is installed it needs no more.
 needs = $(if $(or $(LOCKED),$(wildcard $(STAMP))),$(STAMP),$(VENV)/.$(1))
-PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal --durations 25 --durations-min 1
 UV_COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 LOCKED ?=
 CPU_TORCH ?=

@@ -21,9 +21,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from turnwise.ext.sandbox.config import PRELOADED
 from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
-from turnwise.ext.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
+from turnwise.ext.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.ext.sandbox.results import ExecutionStatus, InputImage, Result
 from turnwise.ext.sandbox.session import LocalSession, SandboxProcess
 
@@ -333,7 +334,7 @@ def others(run: Run) -> None:
     found = []
     for _ in range(run.count(5, 2)):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", f"import {', '.join(PRELOAD)}"], check=True)
+        subprocess.run([sys.executable, "-c", f"import {', '.join(PRELOADED)}"], check=True)
         found.append(time.perf_counter() - start)
     run.times("python -c with the same imports", found)
     run.ratio(ON_DEMAND, WARM)

@@ -65,6 +65,7 @@ def test_servers_and_learner_share_eight_gpus_in_turn(profile: str, monkeypatch:
     assert "some are shared" in (opener.check_beside_learner(config, seen) or "")
 
 
+@pytest.mark.long  # the recipe and what launch.py makes of the environment are tried in this process
 def test_the_script_resolves_with_the_environment_and_without_a_gpu(small: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = map(str, small)
     named = {"BASE_MODEL_PATH": model, "VLLM_MODEL_PATH": model, "DATA_REPO": data, "WANDB_PROJECT": "mine"}

@@ -96,15 +96,17 @@ def test_an_entry_point_that_cannot_be_used_is_one_line(
             ["eval", "eval.samples=1"],
             "'calculate' in its tools is already used by Turnwise itself",
         ),
-        (
+        pytest.param(
             'scorers={"gsm8k": "x:y"}',
             ["eval", "eval.samples=1"],
             "'gsm8k' in its scorers is already used by Turnwise itself",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             'tools={"bash": "x:y"}',
             ["eval", "eval.samples=1"],
             "'bash' in its tools is already used by the extension 'swe'",
+            marks=pytest.mark.long,
         ),
         (
             'engines={"torch": Engine("", "x:y")}',

@@ -12,6 +12,15 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "examples" / "tinylook"
 
 
+def test_its_parts_are_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--help"])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "run.py"), run_name="__main__")
+    assert ended.value.code == 0 and "--smoke" in capsys.readouterr().out
+
+
+@pytest.mark.long  # tests/ext/tinylook has the task and its rewards, tests/reports the probes
 def test_both_rewards_train_it_once_and_all_is_probed_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--smoke", "--out", str(tmp_path), "--set", "engine.threads=1"]
     monkeypatch.setattr(sys, "argv", ["run.py", *given])

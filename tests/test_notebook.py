@@ -96,6 +96,7 @@ def shown(output: Any) -> str:
     return f"{output.get('text', '')}{data.get('text/plain', '')}{data.get('text/html', '')}"
 
 
+@pytest.mark.long  # evaluating and training in a kernel are tried here, and fine-tuning in tests/test_sft.py
 def test_sft_runs(notebook: Notebook):
     cell = "import pathlib; report = tw.sft(tw.configure('sft.traces=4', 'sft.steps=1', 'run=taught')); print(pathlib.Path('runs/taught/policy').is_dir())"
     assert notebook.run(cell).splitlines()[-1] == "True"

@@ -289,6 +289,7 @@ def wait_for(path: Path, text: str, process: "subprocess.Popen[str]") -> None:
     raise AssertionError(f"{text!r} never appeared in {path}")
 
 
+@pytest.mark.long  # tests/storage/test_lock.py refuses a second process
 def test_a_second_process_in_a_run_is_refused_and_the_first_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,15 +312,23 @@ def test_a_second_process_in_a_run_is_refused_and_the_first_goes_on(
 # --- signals ------------------------------------------------------------------------------------------------------
 # Each place that can be interrupted is tried with one signal and one command; the long tail has the other pairs.
 
-INTERRUPTED = pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 TERMINATED = pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-PAIRS = pytest.mark.parametrize(
+DURING_START = pytest.mark.parametrize(
     ("verb", "number"),
     [
         ("eval", signal.SIGTERM),
-        ("train", signal.SIGINT),
         pytest.param("eval", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("train", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("train", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
+WHILE_STARTING = pytest.mark.parametrize(
+    ("verb", "number"),
+    [
+        ("train", signal.SIGINT),
+        pytest.param("train", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("eval", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("eval", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 
@@ -344,7 +353,7 @@ def check_stopped(folder: Path, process: "subprocess.Popen[str]", number: int, v
     return out
 
 
-@PAIRS
+@DURING_START
 def test_a_signal_during_the_start_is_one_line(tmp_path: Path, verb: str, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW_IMPORT)
     process = start(tmp_path, verb, "run=r", "scoring.scorers={default: 'plug.py:score'}")
@@ -364,7 +373,7 @@ SLOW_WORKER = (
 )
 
 
-@PAIRS
+@WHILE_STARTING
 def test_a_signal_while_things_are_started_leaves_a_stopped_run(tmp_path: Path, verb: str, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW_WORKER)
     asked = ("scoring.scorers={default: 'plug.py:score'}", "scoring.run=pool", "scoring.workers=1", "eval.samples=2")
@@ -387,7 +396,8 @@ def test_a_signal_during_eval_leaves_a_stopped_run_and_no_folders(tmp_path: Path
     assert (status.state, status.reason) == (State.STOPPED, f"stopped by {signal.Signals(number).name}")
 
 
-@INTERRUPTED
+@pytest.mark.long  # before it things are started, after it steps are made (tests/test_train.py): both are interrupted
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp_path: Path, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW)
     process = start(tmp_path, "train", *TINY, "run=r", "scoring.scorers={default: 'plug.py:slow'}")

@@ -259,6 +259,7 @@ def test_samples_are_used_in_order_none_skipped_none_twice(tmp_path: Path) -> No
     assert len(used) == len(set(used)) == 24, "8 steps of 3 samples are exactly one epoch of 24"
 
 
+@pytest.mark.long  # training/run/test_asynchronous.py has samples and ages for max_lag 0 and 2
 def test_collection_ahead_of_the_weights_uses_the_same_samples_and_older_weights(tmp_path: Path) -> None:
     lagging = run(tmp_path, "run=lag", "training.max_lag=1", "training.steps=4")
     versions = [
@@ -412,6 +413,7 @@ def test_a_signal_ends_the_run_cleanly_with_a_checkpoint_and_the_resume_command(
     assert (tmp_path / "runs" / "r" / "checkpoints" / "latest").is_file()
 
 
+@pytest.mark.long  # files are whole or not there (tests/storage), and a damaged or torn one is passed over (above)
 def test_kill_nine_leaves_a_run_that_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     process = start(tmp_path, "training.save_every=2")
     wait_for(tmp_path / "runs" / "r" / "log.txt", "step 5/500", process)

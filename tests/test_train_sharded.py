@@ -30,6 +30,7 @@ def run(folder: Path, *overrides: str) -> TrainReport:
     return train(configure(*SMALL, f"runs_dir={folder}", *overrides), console=Console(quiet=True))
 
 
+@pytest.mark.long  # tests/ext/fsdp/test_sharded.py compares numbers, saves at two and goes on at one
 def test_two_processes_train_as_one_does_and_either_goes_on(tmp_path: Path) -> None:
     one, two = run(tmp_path, "run=one"), run(tmp_path, "run=two", "learner.processes=2")
     assert two.rewards == one.rewards and len(two.rewards) == 2

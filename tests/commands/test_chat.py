@@ -96,7 +96,11 @@ def test_mistakes_are_one_line(args, problem, monkeypatch):
 
 def test_a_signal_ends_it_at_the_prompt(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "turnwise", "chat", "engine=scripted", "engine.script=[hello]", "task=null"]
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may have us ignore it
+    )
+    start += "from turnwise.commands.cli import main; raise SystemExit(main())"
+    words = [sys.executable, "-c", start, "chat", "engine=scripted", "engine.script=[hello]", "task=null"]
     with subprocess.Popen(
         words, cwd=tmp_path, env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -106,6 +110,6 @@ def test_a_signal_ends_it_at_the_prompt(tmp_path):
         while not text.endswith("you: "):  # it waits for a line that never comes
             text += running.stdout.read(1)
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 128 + signal.SIGINT
+        assert running.wait(300) == 128 + signal.SIGINT
         assert running.stderr.read() == "turnwise chat: stopped by SIGINT\n"
     assert list(tmp_path.iterdir()) == []

@@ -165,7 +165,8 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return made
 
 
-DEAR = ("transformers, LoRA, two copies", "transformers, a copy each")
+# Of this model with all weights there is the native case, and with a part of them the LoRA one.
+DEAR = ("transformers", "transformers, LoRA, two copies", "transformers, a copy each")
 
 
 @pytest.mark.parametrize(

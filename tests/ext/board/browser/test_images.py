@@ -183,7 +183,7 @@ def test_hostile_images_do_no_harm(open_page, watch):
     expect(page.locator(".image-chip")).to_have_count(1)
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.long)])
 def test_pages_with_images_fit_and_can_be_read(open_page, watch, width):
     watch.expected = ("status of 404",)
     page = open_page(f"{LOOKED}&targets=1", width=width)

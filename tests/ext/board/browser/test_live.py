@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 try:
     from playwright.sync_api import expect
 except ModuleNotFoundError:  # the browser fixture then skips or fails
@@ -144,6 +146,7 @@ def test_a_new_step_appears_without_a_reload(open_page, growing):
     expect(listed.locator("tbody tr").first.locator(".cell-step")).to_have_text(str(growing.step))
 
 
+@pytest.mark.long  # test_reach.py zooms by keyboard
 def test_dragging_zooms_all_panels_and_the_link(open_page, growing):
     page = open_page("#/run/live/curves")
     plots = page.locator(".plot:has(.main-svg)")
