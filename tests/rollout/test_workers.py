@@ -15,7 +15,7 @@ from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage import underway
-from turnwise.system import resources, time_budget
+from turnwise.system import children, resources, time_budget
 from turnwise.system.metrics import Metric
 from turnwise.types import Trajectory
 
@@ -118,14 +118,15 @@ def config(workers: int, *settings: str, samples: int = 6) -> Config:
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The workers that were started; none of them is left afterwards."""
     started: list[int] = []
-    spawn = pools._spawn
+    start = children.start_interpreter
 
-    def noted(channel: int) -> object:
-        process = spawn(channel)
-        started.append(process.pid)
+    def noted(module: str, channel: int) -> object:
+        process = start(module, channel)
+        if module == pools.WORKER:
+            started.append(process.pid)
         return process
 
-    monkeypatch.setattr(pools, "_spawn", noted)
+    monkeypatch.setattr(children, "start_interpreter", noted)
     yield started
     for process in started:
         with pytest.raises(ProcessLookupError):

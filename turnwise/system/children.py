@@ -57,6 +57,27 @@ def start(
     )
 
 
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_START = "import sys; sys.path.append(sys.argv[3]); from importlib import import_module; "
+_START += "import_module(sys.argv[1]).main(int(sys.argv[2]))"
+
+
+def start_interpreter(module: str, channel: int) -> Process:
+    """A new interpreter that calls `main(channel)` of a module of this package: nothing of ours is in it, no thread, no
+    lock, no weights. Of the descriptors it has the channel alone."""
+    return start(
+        [sys.executable, "-P", "-c", _START, module, str(channel), str(Path(__file__).parents[2])],
+        pass_fds=(channel,),
+        env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
 def kill(process: Process) -> None:
     """With all that it has started. Before it is reaped: until then its number is nobody else's."""
     if process.returncode is None:

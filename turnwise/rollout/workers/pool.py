@@ -3,13 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, TurnwiseError
@@ -36,6 +33,7 @@ from turnwise.storage import underway
 from turnwise.system import children, time_budget
 from turnwise.types import Sample
 
+WORKER = "turnwise.rollout.workers.worker"
 START_SECONDS = 300.0
 """For a worker to import, and to start what tools need."""
 END_SECONDS = 20.0
@@ -47,9 +45,6 @@ HANG_SECONDS = 120.0
 """Without a word from a worker: code of a tool or a user that holds its event loop as long would hold it for ever."""
 MOST_LOSSES = 3
 """Workers that one group may cost."""
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_START = "import sys; sys.path.append(sys.argv[2]); from turnwise.rollout.workers.worker import main; "
-_START += "main(int(sys.argv[1]))"
 
 Done = Callable[[Finished], None]
 
@@ -173,7 +168,7 @@ class WorkerPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             link = await WorkerLink.open(ours)
-            worker = WorkerProcess(_spawn(theirs.fileno()), link)
+            worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link)
         try:
             link.send(self._setup)
             try:
@@ -346,12 +341,3 @@ class WorkerPool:
         while (status := worker.process.poll()) is None:
             await asyncio.sleep(POLL_SECONDS)
         return status
-
-
-def _spawn(channel: int) -> children.Process:
-    """A new interpreter: nothing of ours is in it, no thread, no lock, no weights."""
-    return children.start(
-        [sys.executable, "-P", "-c", _START, str(channel), str(Path(__file__).parents[3])],
-        pass_fds=(channel,),
-        env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
-    )

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from turnwise.config import ScoringConfig
@@ -26,15 +25,6 @@ START_SECONDS = 120.0
 """For a worker to import its scorers, the first time perhaps from a slow disk."""
 MAX_ANSWER = 16 * 1024 * 1024
 POLL_SECONDS = 0.002
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-_START = "import sys; sys.path.append(sys.argv[2]); from turnwise.scoring.runners.worker import main; "
-_START += "main(int(sys.argv[1]))"
 
 
 class PoolRunner:
@@ -182,7 +172,7 @@ class _Worker:
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
-                process = _spawn(theirs.fileno())
+                process = children.start_interpreter("turnwise.scoring.runners.worker", theirs.fileno())
             except BaseException:
                 writer.close()
                 raise
@@ -228,15 +218,6 @@ class _Worker:
         while (status := self._process.poll()) is None:
             await asyncio.sleep(POLL_SECONDS)
         return status
-
-
-def _spawn(channel: int) -> children.Process:
-    """A new interpreter: nothing of ours is in it, no thread, no lock, no weights."""
-    return children.start(
-        [sys.executable, "-P", "-c", _START, str(channel), str(Path(__file__).parents[3])],
-        pass_fds=(channel,),
-        env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
-    )
 
 
 def make(config: ScoringConfig) -> PoolRunner:
