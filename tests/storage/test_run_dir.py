@@ -149,7 +149,7 @@ def test_opening_finds_the_nearest_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="Permission denied"):
+    with pytest.raises(StorageError, match="cannot be written"):
         RunDir.create(tmp_path, "a", "eval")
 
 
