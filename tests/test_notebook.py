@@ -111,7 +111,7 @@ def test_an_interrupt_ends_the_step_and_the_run_can_be_resumed(notebook: Noteboo
     notebook.interrupt()
     assert "stopping after the current step" in notebook.until(request)
     steps = notebook.run(
-        "print(max(int(name.name[5:]) for name in pathlib.Path('runs/second/checkpoints').glob('step_*')))"
+        "import pathlib; print(max(int(name.name[5:]) for name in pathlib.Path('runs/second/checkpoints').glob('step_*')))"
     )
     again = notebook.run(f"tw.train(tw.configure('training.steps={int(steps) + 1}', 'resume=auto', {settings}))")
     assert f"{int(steps) + 1}/{int(steps) + 1}" in again

@@ -172,7 +172,7 @@ def _note(row: Row, key: str, report: Report | None, why: str) -> None:
     if report is None or report.errors:
         row.refused[key] = why or " ".join(str(report.errors[0].text if report else "").split())
         return
-    if found := re.search(r"(\w+) calls \((raw|structured)\)(?:, history (.*))?", report.plan or ""):
+    if found := re.search(r"(\w+) calls as (text|tool_calls)(?:, history (.*))?", report.plan or ""):
         row.format = found[1] + ("?" if f"warning      {found[1]} calls" in (report.plan or "") else "")
     told = [finding.text for finding in report.findings if finding.check == "chat template"]
     row.handled[key] = " ".join(told)

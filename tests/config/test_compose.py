@@ -79,7 +79,7 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
     [
         ("sampling.temprature=1", "did you mean 'sampling.temperature'?"),
         ("smapling.temperature=1", "did you mean 'sampling.temperature'?"),
-        ("group_sise=4", "did you mean 'eval.group_size'?"),
+        ("group_sise=4", "did you mean 'eval.group_size' or 'training.group_size'?"),
         ("sampling.temperature=hot", "sampling.temperature"),
         ("eval.samples=many", "eval.samples"),
         ("engine.name=tortch", "torch"),

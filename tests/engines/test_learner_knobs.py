@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.errors import ConfigError
 from turnwise.ext.fsdp.config import FsdpConfig
-from turnwise.ext.fsdp.opening import local_ranks
+from turnwise.ext.fsdp.opening import local_ranks, open_over_ranks
 from turnwise.rollout.prepare import prepare
 from turnwise.training.optimise import optimise
 from turnwise.training.sequences import TrainSequence
@@ -153,6 +154,22 @@ def check_processes() -> None:
 def check_hang_seconds() -> None:
     config = configure("learner.processes=2", "learner.device=cpu", "fsdp.hang_seconds=123")
     assert 123 in vars(local_ranks(config, samples=True)).values()
+
+
+def check_replicas() -> None:
+    config = configure("learner.processes=4", "learner.device=cpu", "fsdp.replicas=2")
+    renderer = prepare(config, "test", limit=1).renderer
+    setups = []
+
+    def started(ranks: Any, setup: Any, **_: Any) -> Any:
+        setups.append(setup)
+        return SimpleNamespace()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.ext.fsdp.learner.ShardedLearner", started)
+        parts, ranks = LearnerParts(UPDATES, critic=False, reference=False), local_ranks(config, samples=True)
+        open_over_ranks(config, renderer, parts, ranks, lambda text: None)
+    assert setups[0].replicas == 2
 
 
 def check_lora_rank() -> None:

@@ -13,7 +13,7 @@ from turnwise import BaseInteraction, Trajectory, configure, evaluate
 from turnwise.config import RolloutConfig
 from turnwise.config.choices import Keep
 from turnwise.engines.devices import choose
-from turnwise.errors import DataError, TurnwiseError
+from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.ext.sdk_agents.config import SdkAgentsConfig
 from turnwise.ext.verl.config import VerlConfig
 from turnwise.rollout.tools.tool import tool
@@ -63,6 +63,13 @@ def file(stage: Any, name: str, text: str) -> str:
     path = stage.folder / name
     path.write_text(text)
     return str(path)
+
+
+def check_workers(stage: Any) -> None:
+    narrow = "rollout.tool_options={calculate: {concurrency: 2}}"
+    config = configure("rollout.tools=[calculate]", narrow, "rollout.workers=3", f"runs_dir={stage.folder}")
+    with pytest.raises(ConfigError, match=r"rollout\.workers=3: the tool calculate takes 2 call\(s\)"):
+        evaluate(config)
 
 
 def check_agent(stage: Any) -> None:

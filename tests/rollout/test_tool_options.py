@@ -34,7 +34,7 @@ def test_options_are_read_by_name_with_their_kinds():
         ({"timeout": 0}, r"x\.timeout must be more than 0, not 0"),
         ({"timeout": "5"}, r"x\.timeout must be a number, not '5'"),
         ({"concurrency": 1.5}, r"x\.concurrency must be a whole number"),
-        ({"rate_limit": float("inf")}, r"x\.rate_limit must be more than 0"),
+        ({"rate_limit": float("inf")}, r"x\.rate_limit must be a finite number, more than 0"),
         ({"max_reply_tokens": True}, r"x\.max_reply_tokens must be a whole number"),
         ({"keep": "middle"}, r"x\.keep must be one of 'head', 'tail', 'both', not 'middle'"),
         ({"lifecycle": []}, r"x\.lifecycle must be one of"),

@@ -82,8 +82,10 @@ class Plan:
 
     def route(self, sample: Sample) -> Route:
         """Which agent loop, tools and user play one sample, and why."""
-        routed = self._routed.get(id(sample))
-        return routed[1] if routed is not None and routed[0] is sample else self._find_route(sample)
+        known, route = self._routed.get(id(sample), (None, None))
+        if route is not None and known is sample and self.loops.get(route.agent) is route.loop:
+            return route
+        return self._find_route(sample)
 
     def _find_route(self, sample: Sample) -> Route:
         tools = self._tools(sample)

@@ -20,18 +20,11 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_it_serves_with_a_key_until_a_signal(tmp_path):
     (tmp_path / "key").write_text("secret\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [
-        sys.executable,
-        "-m",
-        "turnwise",
-        "serve",
-        "tiny",
-        "--port",
-        "0",
-        "--api-key-file",
-        "key",
-        "engine.threads=1",
-    ]
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may have us ignore it
+    )
+    start += "from turnwise.commands.cli import main; raise SystemExit(main())"
+    words = [sys.executable, "-c", start, "serve", "tiny", "--port", "0", "--api-key-file", "key", "engine.threads=1"]
     with subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE) as running:
         assert running.stderr is not None
         line = ""
