@@ -125,9 +125,9 @@ def test_options_and_overrides_mix_in_any_order(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["passed"] is True
     assert found["config"]["seed"] == {"value": 1, "from": "command line"}
-    assert found["config"]["training.max_lag"] == {"value": 1, "from": "task arithmetic"}
+    assert found["config"]["training.groups"] == {"value": 24, "from": "task arithmetic"}
     keys = re.findall(r"^ ([a-z_.]+) +│", done.stdout, re.MULTILINE)
-    assert keys[:2] == ["seed", "eval.samples"] and "training.max_lag" in keys, "what a person said comes first"
+    assert keys[:2] == ["seed", "eval.samples"] and "training.groups" in keys, "what a person said comes first"
     assert "runs_dir" not in keys and f"{len(found['config']) - len(keys)} keys have their defaults" in done.stdout
 
 

@@ -62,7 +62,7 @@ NULL = "algorithm.old_logprobs=null"  # the arithmetic task takes the sampler's
          ("max_lag 2", "importance weights: token, truncate; the loss compares with the learner's log-probs (tokens are at most 2 steps old)")),
         (("training.max_lag=2", NULL, "algorithm.loss=reinforce"),
          ("max_lag 2", "importance weights: token, truncate; the loss compares with the learner's log-probs (tokens are at most 2 steps old)")),
-        ((), ("max_lag 1", "no importance weights; the loss compares with the sampler's log-probs (tokens are at most 1 step old, "
+        (("training.max_lag=1",), ("max_lag 1", "no importance weights; the loss compares with the sampler's log-probs (tokens are at most 1 step old, "
               "and a ratio to the log-probs they were drawn with corrects for that)")),
         (("training.max_lag=2", NULL, "algorithm.correction=none"),
          ("max_lag 2", "no importance weights; the loss compares with the sampler's log-probs (as set)")),

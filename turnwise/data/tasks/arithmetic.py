@@ -312,7 +312,6 @@ TASK = Task(
         "training.steps": 38,
         "training.groups": 24,
         "training.minibatches": 2,
-        "training.max_lag": 1,
         "algorithm.old_logprobs": "sampler",
         "training.eval_every": 19,
         "training.save_every": 19,
