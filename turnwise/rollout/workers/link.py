@@ -7,6 +7,8 @@ import struct
 import traceback
 from typing import Any
 
+from turnwise.rollout.workers.packing import packed
+
 _LENGTH = struct.Struct("!Q")
 BUFFER = 1 << 22
 """Bytes that wait to be read before the other side has to stop writing."""
@@ -41,7 +43,7 @@ class WorkerLink:
         messages, self._outgoing = self._outgoing, []
         if self._writer.is_closing():  # whoever waits for an answer hears of it from `receive`
             return
-        content = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+        content = packed(messages)
         self._writer.write(_LENGTH.pack(len(content)))
         self._writer.write(content)
 

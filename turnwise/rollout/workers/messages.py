@@ -4,9 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.config import Config, SamplingConfig
-from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.ledger import MediaSpan
 from turnwise.scoring.failures import ScoringStats
 from turnwise.system.metrics import Metric
 from turnwise.types import Completion, Sample, Trajectory
@@ -102,10 +106,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn to write."""
+    """A turn to write: the request, of whose tokens and images those that the run was told with an earlier Ask of the
+    conversation are left out."""
 
     number: int
-    request: Request
+    conversation: str
+    known: int
+    """Tokens that were told before: all of the last Ask, or none."""
+    token_ids: NDArray[np.int64]
+    params: SamplingParams
+    noise: NoiseKey
+    media: tuple[MediaSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)

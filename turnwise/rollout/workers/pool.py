@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.rollout.plugin_calls import to_the_end
+from turnwise.rollout.workers.conversations import Heard
 from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     Ask,
@@ -83,13 +85,27 @@ class WorkerProcess:
     link: WorkerLink
     plays: dict[int, PlayUnderWay] = field(default_factory=dict)
     asks: dict[int, AskUnderWay] = field(default_factory=dict)
-    conversations: set[str] = field(default_factory=set)
+    heard_of: Heard = field(default_factory=Heard)
+    episodes: int = 0
+    """Being played or scored."""
     heard: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
         """For messages."""
         return f"episode worker {self.process.pid}"
+
+    def take(self, play: PlayUnderWay) -> None:
+        """Have it play this."""
+        self.plays[play.message.number] = play
+        self.episodes += len(play.message.siblings)
+        self.link.send(play.message)
+
+    def give_up(self, number: int) -> PlayUnderWay | None:
+        """The play of this number, which it has no more."""
+        if (play := self.plays.pop(number, None)) is not None:
+            self.episodes -= len(play.message.siblings)
+        return play
 
 
 class WorkerPool:
@@ -211,7 +227,7 @@ class WorkerPool:
                 if (asked := worker.asks.get(number)) is not None:
                     asked.task.cancel()
             case Release(conversation):
-                worker.conversations.discard(conversation)
+                worker.heard_of.said.pop(conversation, None)
                 if self._sampler is not None:
                     releasing = asyncio.ensure_future(self._sampler.release(conversation))
                     self._releasing.add(releasing)
@@ -220,31 +236,31 @@ class WorkerPool:
                 if (play := worker.plays.get(number)) is not None and not play.played.done():
                     play.played.set_result(None)
             case Finished(number):
-                if (play := worker.plays.pop(number, None)) is not None and not play.finished.done():
+                if (play := worker.give_up(number)) is not None and not play.finished.done():
                     play.finished.set_result(message)
             case Raised(number, error):
-                if (play := worker.plays.pop(number, None)) is not None:
+                if (play := worker.give_up(number)) is not None:
                     play.fail(error)
             case UnderWay(episodes):  # also the sign that it lives
                 underway.seen_elsewhere(worker, episodes)
 
     def _ask(self, worker: WorkerProcess, ask: Ask) -> None:
-        worker.conversations.add(ask.request.conversation)
+        request = worker.heard_of.request(ask)
         with time_budget.measured() as waited:  # the task's context has it
-            task = asyncio.create_task(self._write(worker, ask, waited))
+            task = asyncio.create_task(self._write(worker, ask.number, request, waited))
         worker.asks[ask.number] = AskUnderWay(task, waited)
 
-    async def _write(self, worker: WorkerProcess, ask: Ask, waited: Callable[[], float]) -> None:
+    async def _write(self, worker: WorkerProcess, number: int, request: Request, waited: Callable[[], float]) -> None:
         assert self._sampler is not None
         try:
-            completion = await self._sampler.generate(ask.request)
-            worker.link.send(Written(ask.number, completion, waited()))
+            completion = await self._sampler.generate(request)
+            worker.link.send(Written(number, completion, waited()))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the episode says what becomes of it, as where the sampler is its own
-            worker.link.send(Raised(ask.number, sendable(error)))
+            worker.link.send(Raised(number, sendable(error)))
         finally:
-            worker.asks.pop(ask.number, None)
+            worker.asks.pop(number, None)
 
     async def _look_after(self) -> None:
         """Tell workers which turns still wait for a place, which is not their episodes' time; end one that hangs."""
@@ -278,7 +294,7 @@ class WorkerPool:
         self._say(f"{worker.name} was lost ({words}): its {len(worker.plays)} groups are played again")
         for ask in list(worker.asks.values()):
             ask.task.cancel()
-        for conversation in worker.conversations:
+        for conversation in worker.heard_of.said:
             if self._sampler is not None:
                 await self._sampler.release(conversation)
         restart = asyncio.create_task(self._restart())
@@ -307,9 +323,7 @@ class WorkerPool:
         if not self._workers:
             self._waiting.append(play)
             return
-        worker = min(self._workers, key=lambda each: sum(len(p.message.siblings) for p in each.plays.values()))
-        worker.plays[play.message.number] = play
-        worker.link.send(play.message)
+        min(self._workers, key=lambda each: each.episodes).take(play)
 
     async def _cancel(self, play: PlayUnderWay) -> None:
         """Break it off, and wait until the worker has closed what it had open."""

@@ -16,10 +16,10 @@ from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.weight_updates import Update
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import Prepared, engine_context, prepare, token_context
+from turnwise.rollout.workers.conversations import Told
 from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     SETUP,
-    Ask,
     Cancel,
     End,
     Finished,
@@ -50,6 +50,7 @@ class SamplerOfRun:
         self.context_length: int = facts.context_length
         self.capabilities: Capabilities = facts.capabilities
         self._link = link
+        self._told = Told()
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Written]] = {}
         self._waits: dict[int, float] = {}
@@ -60,7 +61,7 @@ class SamplerOfRun:
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         self._waits[number] = 0.0
-        self._link.send(Ask(number, request))
+        self._link.send(self._told.ask(number, request))
         try:
             with time_budget.reported_wait(lambda: self._waits[number]):
                 written = await future
@@ -86,6 +87,7 @@ class SamplerOfRun:
 
     async def release(self, conversation: str) -> None:
         """Tell the run that the conversation is over."""
+        self._told.forget(conversation)
         self._link.send(Release(conversation))
 
     async def publish(self, update: Update, version: int) -> None:
