@@ -59,6 +59,8 @@ class Play:
 
     number: int
     sample: Sample
+    prompt: Sequence[int] | None
+    """The ids of its first prompt, where the run has rendered it."""
     siblings: Sequence[int]
     step: int
     split: str
@@ -148,6 +150,20 @@ class Finished:
     trajectories: list[Trajectory]
     scoring: ScoringStats
     counts: Sequence[Metric] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of the run's files for groups that were sent and scored."""
+
+    groups: Sequence[int]
+    """Numbers of Plays that no more rows will come of."""
+    made: Sequence[int]
+    """Those of them whose rows these are, one group after the other."""
+    content: bytes | None
+    """None where the run has to make them itself."""
+    entries: Sequence[Mapping[str, Any]]
+    """What the index says of each row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class WorkerPlayers:
     """Implements `episode.Players`: groups of one split, drawn one way, played and scored by the pool's workers."""
 
     def __init__(self, pool: "WorkerPool", prepared: Prepared, sampling: SamplingConfig) -> None:
-        self._pool, self._scoring = pool, prepared.scoring
+        self._pool, self._prepared, self._scoring = pool, prepared, prepared.scoring
         self._scored = {source: scored_by_workers(prepared, source) for source in prepared.scoring.scorers}
         self._split, self._sampling = prepared.split, sampling
         self._plays: dict[int, PlayUnderWay] = {}
@@ -39,10 +39,17 @@ class WorkerPlayers:
         from turnwise.rollout.workers.messages import Drawn
 
         drawn = Drawn(self._split, self._sampling, self._scored[sample.data_source])
-        play = await self._pool.play(sample, siblings, step, drawn)
+        play = await self._pool.play(sample, self._prompt(sample), siblings, step, drawn)
         group = Group(sample, [])
         self._plays[id(group)] = play
         return group
+
+    def _prompt(self, sample: Sample) -> Sequence[int] | None:
+        """The check of its length has rendered it."""
+        if (renderer := self._prepared.renderer) is None:
+            return None
+        tools = self._prepared.toolbox.schemas(self._prepared.plan.route(sample).tools)
+        return renderer.prompt_known(sample.prompt, tools)
 
     async def finish(self, group: Group) -> None:
         """Its trajectories, scored."""

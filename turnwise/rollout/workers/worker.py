@@ -35,6 +35,7 @@ from turnwise.rollout.workers.messages import (
     Withdraw,
     Written,
 )
+from turnwise.rollout.workers.row_maker import RowMaker
 from turnwise.scoring.event_loop_resources import take_counts
 from turnwise.scoring.scorer import apply_all
 from turnwise.storage import underway
@@ -113,6 +114,7 @@ class EpisodeWorker:
         self._prepared: dict[str, Prepared] = {}
         self._contexts: dict[tuple[str, str], RolloutContext] = {}
         self._plays: dict[int, asyncio.Task[None]] = {}
+        self._rows = RowMaker(link)
         self._stack = AsyncExitStack()
 
     async def run(self) -> None:
@@ -156,6 +158,9 @@ class EpisodeWorker:
         """Every Play is answered, whatever becomes of it, but by a process that is ending."""
         try:
             prepared, context = self._prepared[play.split], await self._context(play.split, play.sampling)
+            if play.prompt is not None and prepared.renderer is not None:
+                tools = prepared.toolbox.schemas(prepared.plan.route(play.sample).tools)
+                prepared.renderer.remember(play.sample.prompt, tools, play.prompt)
             episodes = (
                 run_episode(play.sample, sibling=sibling, step=play.step, context=context) for sibling in play.siblings
             )
@@ -165,6 +170,8 @@ class EpisodeWorker:
                 await apply_all(prepared.scoring.scorers[play.sample.data_source], trajectories)
             stats = prepared.scoring.runner.stats.split_off()
             self._link.send(Finished(play.number, trajectories, stats, take_counts()))
+            if play.scored:
+                self._rows.add(play.number, trajectories)
         except asyncio.CancelledError as error:
             self._link.send(Raised(play.number, sendable(error)))
             raise
