@@ -12,6 +12,7 @@ import pytest
 import turnwise as tw
 from turnwise.config import Config
 from turnwise.errors import ConfigError, EngineError, EpisodeError, TurnwiseError
+from turnwise.rollout.workers import players
 from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.pool import WorkerPool
@@ -103,14 +104,14 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(workers: int, *settings: str, samples: int = 6) -> Config:
+def config(workers: int | None, *settings: str, samples: int = 6) -> Config:
     return tw.configure(
         "engine=engine.py:Ready",
         "rollout.tools=[parts.py:calculate]",
         "rollout.interaction=null",
         "eval.group_size=2",
         f"eval.samples={samples}",
-        f"rollout.workers={workers}",
+        f"rollout.workers={'null' if workers is None else workers}",
         *settings,
     )
 
@@ -242,6 +243,24 @@ def test_a_scorer_of_the_callers_scores_here(plugins: Path, processes: list[int]
     report = tw.evaluate(config(1), scorer=reward)
     assert {each.reward for each in report.trajectories} == {0.5}
     assert set(scored) == {os.getpid()}
+
+
+def test_what_other_processes_cannot_have_is_played_here_where_nobody_asked_for_workers(
+    plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    async def customer(turn: object) -> None:
+        return None
+
+    def chosen(config: Config) -> int:
+        return 2 if config.rollout.workers is None else config.rollout.workers
+
+    monkeypatch.setattr(players, "episode_workers", chosen)
+    report = tw.evaluate(config(None, samples=1), interaction=customer)
+    assert processes == [] and "none: interaction came as Python objects" in (report.run / "plan.txt").read_text()
+    narrow = tw.evaluate(config(None, "rollout.tool_options={calculate: {concurrency: 1}}", samples=1))
+    assert processes == [] and "the tool calculate takes 1 call(s) at once" in (narrow.run / "plan.txt").read_text()
+    plan = (tw.evaluate(config(None, samples=1)).run / "plan.txt").read_text()
+    assert len(processes) == 2 and "2 processes play the episodes (rollout.workers=null)" in plan
 
 
 def test_objects_and_narrow_tools_are_refused_before_anything_starts(plugins: Path, processes: list[int]):
