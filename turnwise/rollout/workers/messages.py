@@ -153,7 +153,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MadeRows:
     """Rows of the run's files for groups that were sent and scored."""
 
     groups: Sequence[int]

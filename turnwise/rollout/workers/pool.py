@@ -18,12 +18,12 @@ from turnwise.rollout.workers.messages import (
     Drawn,
     End,
     Finished,
+    MadeRows,
     Play,
     Played,
     Raised,
     Ready,
     Release,
-    Rows,
     Setup,
     UnderWay,
     Waited,
@@ -101,7 +101,7 @@ class WorkerProcess:
             self.episodes -= len(play.message.siblings)
         return play
 
-    def take_rows(self, rows: Rows) -> None:
+    def take_rows(self, rows: MadeRows) -> None:
         """Rows of groups that it has sent."""
         groups = {number: self.without_rows.pop(number, []) for number in rows.groups}
         if rows.content is not None and all(groups[number] for number in rows.made):
@@ -240,7 +240,7 @@ class WorkerPool:
                     play.finished.set_result(message)
                     if play.message.scored:
                         worker.without_rows[number] = message.trajectories
-            case Rows():
+            case MadeRows():
                 worker.take_rows(message)
             case Raised(number, error):
                 if (play := worker.give_up(number)) is not None:

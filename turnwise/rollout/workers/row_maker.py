@@ -3,7 +3,7 @@
 import asyncio
 
 from turnwise.rollout.workers.link import WorkerLink
-from turnwise.rollout.workers.messages import Rows
+from turnwise.rollout.workers.messages import MadeRows
 from turnwise.types import Trajectory
 
 ROWS = 32
@@ -39,4 +39,4 @@ class RowMaker:
         trajectories = [trajectory for number in plain for trajectory in groups[number]]
         content = encoded(trajectories, words_batch) if trajectories else None
         entries = [] if content is None else [lasting_entry(trajectory) for trajectory in trajectories]
-        self._link.send(Rows(tuple(groups), tuple(plain), content, entries))
+        self._link.send(MadeRows(tuple(groups), tuple(plain), content, entries))
