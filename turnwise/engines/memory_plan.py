@@ -21,6 +21,9 @@ SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
 KEPT_FEATURES = 512 << 20
 """Of images, in sampler and learner each (`model/image_features.py`)."""
+BUFFERS, BUFFER_BYTES = 2, 256 << 20
+"""Between a GPU and the CPU's memory, where the optimizer lies there: their number, and the most bytes of one. torch
+rounds page-locked memory up to powers of two."""
 LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -67,6 +70,11 @@ class ModelSize:
     def adapter(self, rank: int) -> int:
         """About the numbers of LoRA's factors."""
         return int(rank * self.layers * (6 * self.hidden + self._width))
+
+
+def buffer_bytes(numbers: int) -> int:
+    """Of one buffer for the gradients and weights of a model that trains so many numbers."""
+    return min(BUFFER_BYTES, 1 << max(4 * numbers - 1, 1023).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
