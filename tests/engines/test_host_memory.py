@@ -60,13 +60,13 @@ def test_an_optimizer_of_seven_billion_weights_takes_twelve_bytes_a_weight_and_t
     found = offloaded()
     weights = sum(with_facts(SEVEN_B).tensors)
     assert of(found, "float32 weights") == 4 * weights and of(found, "moments") == 8 * weights
-    assert of(found, "buffers, page-locked") == 512 << 20
+    assert of(found, "buffers between the two") == 512 << 20
     assert found.bytes == 12 * weights + (512 << 20) + PROCESS + CUDA
     assert "CPU memory, in all: 89.1 GiB at most" in found.lines()
     with_critic = offloaded(training=Training(critic=True))
     assert with_critic.bytes - PROCESS - CUDA == 2 * (found.bytes - PROCESS - CUDA)
     eighth = offloaded("learner.optimizer=adamw8bit")  # what is read takes more than the moments that come later
-    assert eighth.bytes == 8 * weights + (512 << 20) + PROCESS + CUDA
+    assert eighth.bytes == 8 * weights + 9 * (256 << 20) + PROCESS + CUDA
 
 
 @pytest.mark.usefixtures("seven")
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 def test_on_the_cpu_a_cache_and_a_pass_are_counted_and_not_held_against_the_run() -> None:
     asked = config_of("learner.device=cpu", "engine=torch", "learner.token_budget=1024", "engine.max_batch=8")
     found = host_memory(asked, Training(reference=True))
-    assert found is not None and of(found, "gradients") == 2 * of(found, "moments") // 2
+    assert found is not None and of(found, "gradients") > of(found, "moments")
     weights = with_facts(SEVEN_B).weights
     assert [each.bytes for each in found.held if each.what == "weights"] == [4 * weights, 8 * weights]
     optional = sum(each.bytes for each in found.held if not each.certain)

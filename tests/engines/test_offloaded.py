@@ -1,5 +1,8 @@
 """Steps in pieces, through small buffers, are those of an optimizer that lies beside its weights, to the last bit."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName
+from turnwise.engines.host_memory import buffers_bytes, optimizer_bytes
 from turnwise.engines.learners.offloaded import UNIT, OffloadedSteps, Piece, cut
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.memory_plan import BUFFER_BYTES, buffer_bytes
@@ -89,4 +93,47 @@ def test_tensors_are_cut_into_whole_units_that_cover_them() -> None:
 
 
 def test_buffers_are_powers_of_two_and_bounded() -> None:
-    assert [buffer_bytes(n) for n in (1, 256, 257, 7_615_616_512)] == [1024, 1024, 2048, BUFFER_BYTES]
+    assert [buffer_bytes(n) for n in (1, 1024, 1025, 7_615_616_512)] == [1024, 1024, 2048, BUFFER_BYTES]
+
+
+PEAK = """
+import sys
+import torch
+from torch import nn
+from turnwise.config import LearnerConfig
+from turnwise.config.choices import Offload, OptimizerName
+from turnwise.engines.learners.optimizer import Optimizer
+
+def peak():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+def run(numbers):
+    config = LearnerConfig(offload=Offload.optimizer, optimizer=OptimizerName(sys.argv[2]))
+    parameters = {str(n): nn.Parameter(torch.ones(numbers // 4, dtype=torch.bfloat16)) for n in range(4)}
+    optimizer = Optimizer(parameters.items(), config, lr=1e-3, updates=9)
+    for step in range(2):
+        with optimizer.gradients.adding():
+            for parameter in parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.update(step, 2.0)
+
+run(1 << 15)
+before = peak()
+run(int(sys.argv[1]))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is there on Linux only")
+@pytest.mark.parametrize("kind", list(OptimizerName))
+def test_a_step_takes_the_memory_that_the_plan_counts(kind: OptimizerName) -> None:
+    """Weights and gradients of two bytes each lie here too, which are on the GPU where there is one."""
+    numbers = 1 << 24
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}  # what is freed goes, as that of large models does
+    command = [sys.executable, "-c", PEAK, str(numbers), kind.value]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stderr
+    planned = optimizer_bytes(kind, numbers) + buffers_bytes(kind, numbers)
+    widened = buffer_bytes(numbers)  # one more, on the GPU where there is one
+    assert int(found.stdout) - 4 * numbers - widened == pytest.approx(planned, rel=0.1)

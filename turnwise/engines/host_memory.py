@@ -23,12 +23,17 @@ from turnwise.engines.opener import sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.resources import free_memory
 
-PROCESS = 520 << 20
+PROCESS = 545 << 20
 """The interpreter, PyTorch and what a run imports and keeps, on a CPU."""
 CUDA = 3 << 30
 """CUDA's libraries and their pages, where a GPU is used: an estimate."""
 LOGIT_ROWS, LOGIT_COPIES = 1024, 3
 """Of the learner on a CPU: rows whose logits are there at once, and how often (scores, their softmax, its gradient)."""
+HEAP, MORE_HEAPS = 1.35, 2.0
+"""What comes and goes takes so many times its size: the C library keeps pieces of what was freed. Measured: 1.3 to 1.5
+in a fine-tuning; more where the sampler's threads and the learner's each have a heap."""
+STEP_COPIES = 7
+"""Of a buffer, in a step on 8-bit moments."""
 GROWTH = 1.5
 """A CPU's cache is copied when it grows: old and new are there together."""
 
@@ -91,7 +96,8 @@ def host_memory(config: Config, training: Training | None, *, samples: bool = Tr
         read = itemsize_of(choose(config).precision) * size.weights
         held.append(Held("sampler", "weights while they are read", read))
     if training is not None:
-        held += _on_cpu(config, size, training) if device == "cpu" else _beside_gpu(config, size, training)
+        heap = MORE_HEAPS if here and not on_gpu else HEAP
+        held += _on_cpu(config, size, training, heap) if device == "cpu" else _beside_gpu(config, size, training)
     return HostMemory(tuple(each for each in held if each.bytes))
 
 
@@ -102,9 +108,16 @@ def _sampler(config: Config, size: ModelSize, context: int | None) -> Iterator[H
     itemsize = itemsize_of(chosen.precision)
     copies = 1 if chosen.batch_invariant else 2  # once more in a layout for products
     yield Held("sampler", "weights", copies * size.weights * itemsize)
-    rows, per_token = chosen.max_batch, size.cached * itemsize
+    rows, per_token = min(chosen.max_batch, chosen.episodes, _episodes(config)), size.cached * itemsize
     most = f"{rows} sequences of {length:,} tokens"
     yield Held("sampler", f"cache ({most})", int(GROWTH * rows * length * per_token), certain=False)
+
+
+def _episodes(config: Config) -> int:
+    """The most that are under way at once, of steps or of evaluations."""
+    training, played = config.training, config.eval.samples
+    step = training.groups * training.group_size * (1 + training.max_lag)
+    return step if played is None else max(step, played * config.eval.group_size)
 
 
 def _models(config: Config, training: Training) -> int:
@@ -120,22 +133,34 @@ def _trained(config: Config, size: ModelSize, training: Training) -> int:
     return size.trained(learner) + (size.trainable(learner) if own_critic else 0)
 
 
-def _moments(config: Config) -> int:
-    return 2 if config.learner.optimizer is OptimizerName.adamw8bit else 8
+def _moments(kind: OptimizerName) -> int:
+    return 2 if kind is OptimizerName.adamw8bit else 8
 
 
-def _on_cpu(config: Config, size: ModelSize, training: Training) -> Iterator[Held]:
+def optimizer_bytes(kind: OptimizerName, numbers: int) -> int:
+    """Of masters and moments that lie in the machine's own memory."""
+    return (4 + _moments(kind)) * numbers
+
+
+def buffers_bytes(kind: OptimizerName, numbers: int) -> int:
+    """Of what a step on them needs beside."""
+    copies = STEP_COPIES if kind is OptimizerName.adamw8bit else 0
+    return (BUFFERS + copies) * buffer_bytes(numbers)
+
+
+def _on_cpu(config: Config, size: ModelSize, training: Training, heap: float) -> Iterator[Held]:
     learner, ranks = config.learner, config.learner.processes
     copies = sharded_learners().replicas(config) if ranks > 1 else 1
     trained = _trained(config, size, training)
     yield Held("learner", "weights", 4 * copies * _models(config, training) * size.weights)
-    yield Held("learner", "gradients", 2 * 4 * copies * trained)  # of a pass, and the sum of those before it
-    yield Held("learner", "moments", _moments(config) * copies * trained)
+    yield Held("learner", "moments", _moments(config.learner.optimizer) * copies * trained)
+    gradients = 2 * 4 * copies * trained  # of a pass, and the sum of those before it
+    yield Held("learner", "gradients", int(heap * gradients))
     tokens = learner.token_budget or TOKEN_BUDGET
     activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing))
     logits = LOGIT_COPIES * 4 * LOGIT_ROWS * size.vocabulary
     passes = f"activations (passes of {tokens:,} tokens)"
-    yield Held("learner", passes, ranks * (activations + logits), certain=False)
+    yield Held("learner", passes, int(heap * ranks * (activations + logits)), certain=False)
     if ranks > 1:
         yield Held("learner", f"{ranks} processes", ranks * PROCESS)
 
@@ -150,19 +175,19 @@ def _beside_gpu(config: Config, size: ModelSize, training: Training) -> Iterator
             copies = sharded_learners().replicas(config)
             yield Held("learner", "weights", 4 * copies * trained)
             yield Held("learner", "gradients", 4 * copies * trained)
-            yield Held("learner", "moments", _moments(config) * copies * trained)
+            yield Held("learner", "moments", _moments(learner.optimizer) * copies * trained)
         return
     read = 4 * (1 + (training.critic and not learner.shared_critic)) * size.weights
     if not offloads:
         yield Held("learner", "float32 weights while they are read", read)
         return
     yield Held("learner", "float32 weights", 4 * trained)
-    moments = _moments(config) * trained
     # What was read lies beside the masters until the learner is open; moments come with the first update.
-    yield Held("learner", "moments", moments, passing=True)
+    yield Held("learner", "moments", _moments(learner.optimizer) * trained, passing=True)
     yield Held("learner", "float32 weights while they are read", read, passing=True)
     models = 1 + (training.critic and not learner.shared_critic)
-    yield Held("learner", "buffers, page-locked", models * BUFFERS * buffer_bytes(size.trained(learner)))
+    buffers = models * buffers_bytes(learner.optimizer, size.trained(learner))
+    yield Held("learner", "buffers between the two", buffers)
 
 
 def check_host_memory(

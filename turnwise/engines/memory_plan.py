@@ -74,8 +74,9 @@ class ModelSize:
 
 
 def buffer_bytes(numbers: int) -> int:
-    """Of one buffer for the gradients and weights of a model that trains so many numbers."""
-    return min(BUFFER_BYTES, 1 << max(4 * numbers - 1, 1023).bit_length())
+    """Of one buffer for the gradients and weights of a model that trains so many numbers: a quarter of them at most, so
+    that one is worked on while another travels."""
+    return min(BUFFER_BYTES, 1 << max(numbers - 1, 1023).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
