@@ -273,7 +273,8 @@ class LearnerConfig:
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
     offload: Offload = knob(Offload.none, changes_work(), for_sft())
     """What lies in the CPU's memory instead of the GPU's. Set it to `optimizer` for models too large for the GPU, on a
-    machine with 18 to 24 bytes of free memory for every trained weight; try `learner.optimizer=adamw8bit` first."""
+    machine with twelve bytes of free memory for every trained weight and a few GiB more; try
+    `learner.optimizer=adamw8bit` first."""
     processes: int = knob(1, at_least(1, 1024), may_change(), changes_work(), for_sft())
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""

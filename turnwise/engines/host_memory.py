@@ -29,7 +29,7 @@ CUDA = 3 << 30
 """CUDA's libraries and their pages, where a GPU is used: an estimate."""
 LOGIT_ROWS, LOGIT_COPIES = 1024, 3
 """Of the learner on a CPU: rows whose logits are there at once, and how often (scores, their softmax, its gradient)."""
-HEAP, MORE_HEAPS = 1.35, 2.0
+HEAP, MORE_HEAPS = 1.35, 1.75
 """What comes and goes takes so many times its size: the C library keeps pieces of what was freed. Measured: 1.3 to 1.5
 in a fine-tuning; more where the sampler's threads and the learner's each have a heap."""
 STEP_COPIES = 7
@@ -154,13 +154,14 @@ def _on_cpu(config: Config, size: ModelSize, training: Training, heap: float) ->
     trained = _trained(config, size, training)
     yield Held("learner", "weights", 4 * copies * _models(config, training) * size.weights)
     yield Held("learner", "moments", _moments(config.learner.optimizer) * copies * trained)
-    gradients = 2 * 4 * copies * trained  # of a pass, and the sum of those before it
-    yield Held("learner", "gradients", int(heap * gradients))
+    gradients = 4 * copies * trained
+    yield Held("learner", "gradients", gradients)
     tokens = learner.token_budget or TOKEN_BUDGET
     activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing))
     logits = LOGIT_COPIES * 4 * LOGIT_ROWS * size.vocabulary
-    passes = f"activations (passes of {tokens:,} tokens)"
-    yield Held("learner", passes, int(heap * ranks * (activations + logits)), certain=False)
+    # The gradients of a pass lie beside the sum of those before it, and the heap keeps a part of what was freed.
+    passing = int(heap * (ranks * (activations + logits) + 2 * gradients)) - gradients
+    yield Held("learner", f"a pass of {tokens:,} tokens", passing, certain=False)
     if ranks > 1:
         yield Held("learner", f"{ranks} processes", ranks * PROCESS)
 

@@ -132,7 +132,8 @@ class OffloadedSteps:
             group,
             [piece.of(master.data) for piece, master in zip(pieces, masters, strict=True)],
             gradients,
-            *([p.of(s[kind]) for p, s in zip(pieces, states, strict=True)] for kind in ("exp_avg", "exp_avg_sq")),
+            [piece.of(state["exp_avg"]) for piece, state in zip(pieces, states, strict=True)],
+            [piece.of(state["exp_avg_sq"]) for piece, state in zip(pieces, states, strict=True)],
             [_count(piece, state) for piece, state in zip(pieces, states, strict=True)],
         )
 

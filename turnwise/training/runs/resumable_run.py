@@ -13,7 +13,6 @@ from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.config.choices import Resume
-from turnwise.engines.learners.state import holds_state
 from turnwise.errors import StorageError
 from turnwise.storage.checkpoints import Checkpoint, NewestCheckpoint, find_checkpoint
 from turnwise.storage.json_text import parse
@@ -63,6 +62,8 @@ class ResumableRun(Run, Generic[S]):
 
     def refuse_policy_only(self) -> None:
         """A run that is to go on needs more than its policy."""
+        from turnwise.engines.learners.state import holds_state
+
         checkpoint = self.found.checkpoint
         if checkpoint is not None and not holds_state(checkpoint.folder):
             raise StorageError(
