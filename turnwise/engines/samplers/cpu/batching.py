@@ -32,7 +32,7 @@ from turnwise.engines.samplers.kv_cache import (
     SessionCaches,
     block_hashes,
 )
-from turnwise.engines.samplers.prompt_images import PromptImages
+from turnwise.engines.samplers.prompt_images import PromptImages, encode_ahead
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
@@ -255,9 +255,7 @@ class Batcher:
                 passed_over.append(request)
                 continue
             try:
-                prompt_images = self._encode(
-                    request, cached.span.length if cached is not None else blocks * PREFIX_BLOCK
-                )
+                prompt_images = self._encode(request)
             except EngineError as error:  # of one image: the others go on
                 del self._busy[request.conversation]
                 outcomes.append((request, error))
@@ -271,23 +269,28 @@ class Batcher:
         return work
 
     def _make_room(self) -> None:
-        """Rows for those that may enter now and capacity to write in, all at once: growing copies everything."""
+        """Rows, capacity to write in, and features for those that may enter now, all at once: growing copies all."""
         used = len(self._active) + (self._partial is not None)
         entering = list(itertools.islice(self._waiting, self._max_batch - used))
         if entering:
             longest = max(len(r.token_ids) + min(self._limit(r), ROOM_TO_WRITE) for r in entering)
             self._rows.reserve(used + len(entering), longest)
+            if self._model.reads_images:
+                encode_ahead(self._model, ((request.media, self._fed(request)) for request in entering))
 
     def _take(self, running: RunningRequest, budget: int, work: list[tuple[RunningRequest, Chunk]]) -> int:
         end = min(running.prompt_length, running.fed + budget)
         work.append((running, Chunk(len(self._active) + len(work), running.fed, end)))
         return end - running.fed
 
-    def _encode(self, request: QueuedRequest, fed: int) -> PromptImages | None:
-        """The images of a request, those behind its first `fed` tokens encoded."""
+    def _fed(self, request: QueuedRequest) -> int:
+        cached = self.cached.get(request.conversation)
+        return cached.span.length if cached is not None else self.prefixes.known(request.digests) * PREFIX_BLOCK
+
+    def _encode(self, request: QueuedRequest) -> PromptImages | None:
         prompt_images = PromptImages(self._model, request.token_ids, request.media) if request.media else None
         if prompt_images is not None:
-            prompt_images.encode(fed)
+            prompt_images.encode(self._fed(request))
         return prompt_images
 
     def _enter(

@@ -6,6 +6,7 @@ what is launched later finds all that was launched before: pages are shared, fre
 the host learns of tokens one round later. Synchronous and owned by one thread.
 """
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from turnwise.engines.samplers.gpu.steps import DeviceSteps
 from turnwise.engines.samplers.gpu.transfers import Launched
 from turnwise.engines.samplers.gpu.turns import RunningTurn
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
-from turnwise.engines.samplers.prompt_images import PromptImages
+from turnwise.engines.samplers.prompt_images import PromptImages, encode_ahead
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.system import time_budget
@@ -224,6 +225,9 @@ class DeviceBatcher:
                 work.append((turn, turn.next_chunk(budget)))
                 budget -= len(work[-1][1].tokens)
         passed_over: list[RunningTurn] = []
+        if self._model.reads_images:
+            entering = itertools.islice(self._waiting, len(self._slots.free))
+            encode_ahead(self._model, ((turn.request.media, turn.held_by(self._cache)) for turn in entering))
         while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_ROWS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.kernels.sampling import STOP_IDS
+from turnwise.engines.samplers.gpu.paged_cache import PagedCache
 from turnwise.engines.samplers.gpu.pass_shapes import PromptChunk
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
 from turnwise.engines.samplers.kv_cache import block_hashes
@@ -55,6 +57,11 @@ class RunningTurn:
         if self.known_digests is None:
             self.known_digests = block_hashes(self.request.token_ids, self.request.media)
         return self.known_digests
+
+    def held_by(self, cache: PagedCache) -> int:
+        """How many of its first tokens lie in pages."""
+        kept = cache.get(self.name)
+        return cache.known(self.digests) * PAGE if kept is None else kept.fed
 
     @property
     def filtered(self) -> bool:
