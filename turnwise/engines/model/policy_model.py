@@ -129,6 +129,8 @@ class PolicyModel(nn.Module, ABC):
 
     reads_images: bool = False
     """Whether it takes images."""
+    joins_images: bool = False
+    """Whether it computes features of several images in one call."""
     encoded_images: int = 0
     """How many images it has computed features of."""
     tower_calls: int = 0

@@ -1,7 +1,8 @@
 """A vision-language model of transformers as a policy model: its own tower and projector, our attention in its decoder.
 
-An image's features do not depend on what else is in a pass (`image_batches.py`), and they take the place of tokens by
-where the image stands, never by a token's number: an image token that the policy writes is a token.
+An image's features do not depend on what else is in a pass (on a GPU to rounding, see `image_batches.py`), and they
+take the place of tokens by where the image stands, never by a token's number: an image token that the policy writes is
+a token.
 """
 
 import inspect
@@ -44,6 +45,9 @@ class VisionModel(TransformersModel):
     reads_images = True
     vision_trained: bool
     """Whether tower and projector are; what is trained is run anew every time."""
+    together: bool | None = None
+    """Whether several images go through the tower in one call; None where it is on a GPU: on the CPU every bit of an
+    image's features is the same in any company."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
     _kept: FeatureCache
@@ -67,7 +71,7 @@ class VisionModel(TransformersModel):
         super()._take_over(other)
         assert isinstance(other, VisionModel)
         self._deep, self._kept, self._placed = other._deep, other._kept, other._placed
-        self._batches = other._batches
+        self._batches, self.together = other._batches, other.together
         self.proven, self.encoded_images, self.tower_calls = other.proven, 0, 0
         self.vision_trained = other.vision_trained
 
@@ -122,15 +126,23 @@ class VisionModel(TransformersModel):
             yield
 
     def _encode(self, media: Sequence[Media]) -> Iterator[tuple[Media, Features]]:
-        """Each image with its features, many in one call of the tower where that changes nothing."""
+        """Each image with its features."""
         if not self.proven and media:
             with self._plainly():
                 self._prove(media[0], self._features(media[:1])[0])
             self.proven = True
-        exact = self.model.get_input_embeddings().weight.device.type == "cpu"
-        for image, features in self._batches.encode(media, self._features, exact=exact):
+        if self.joins_images:
+            encoded = self._batches.encode(media, self._features)
+        else:
+            encoded = ((image, self._features([image])[0]) for image in media)
+        for image, features in encoded:
             self.encoded_images += 1
             yield image, features
+
+    @property
+    def joins_images(self) -> bool:
+        """Whether it computes features of several images in one call."""
+        return self.model.get_input_embeddings().weight.device.type != "cpu" if self.together is None else self.together
 
     @contextmanager
     def _theirs(self, media: Sequence[Media]) -> Iterator[None]:

@@ -275,7 +275,7 @@ class Batcher:
         if entering:
             longest = max(len(r.token_ids) + min(self._limit(r), ROOM_TO_WRITE) for r in entering)
             self._rows.reserve(used + len(entering), longest)
-            if self._model.reads_images:
+            if self._model.joins_images:
                 encode_ahead(self._model, ((request.media, self._fed(request)) for request in entering))
 
     def _take(self, running: RunningRequest, budget: int, work: list[tuple[RunningRequest, Chunk]]) -> int:

@@ -225,7 +225,7 @@ class DeviceBatcher:
                 work.append((turn, turn.next_chunk(budget)))
                 budget -= len(work[-1][1].tokens)
         passed_over: list[RunningTurn] = []
-        if self._model.reads_images:
+        if self._model.joins_images:
             entering = itertools.islice(self._waiting, len(self._slots.free))
             encode_ahead(self._model, ((turn.request.media, turn.held_by(self._cache)) for turn in entering))
         while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_ROWS:
