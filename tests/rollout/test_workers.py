@@ -20,7 +20,7 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.errors import ConfigError, EpisodeError, TurnwiseError
 from turnwise.ledger import Media, MediaSpan
 from turnwise.rollout.workers import pool as pools
-from turnwise.rollout.workers.images import ReceivedImages, SentImages
+from turnwise.rollout.workers.images import IncomingImages, OutgoingImages
 from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage import underway
@@ -336,7 +336,7 @@ def shown_image(digest: str) -> Media:
 
 
 def test_an_image_crosses_once_and_is_forgotten_with_its_last_holder():
-    sent, received = SentImages(), ReceivedImages(None)
+    sent, received = OutgoingImages(), IncomingImages(None)
 
     def across(*messages: object) -> tuple[list[Any], int]:
         content = sent.packed(list(messages))
@@ -363,7 +363,7 @@ def test_a_run_keeps_the_images_of_its_workers_in_bounds(monkeypatch: pytest.Mon
     there, here = make_renderer(config).images, make_renderer(config).images
     assert there is not None and here is not None
     monkeypatch.setattr("turnwise.chat.images.processor.KEPT_BYTES", 1)  # the arrays of one image
-    sent, received = SentImages(), ReceivedImages(here.adopt)
+    sent, received = OutgoingImages(), IncomingImages(here.adopt)
     pictures = [plain_png(number) for number in range(2)]
     prepared = [there.prepare(picture) for picture in pictures]
     monkeypatch.setattr(here, "_process", None)

@@ -15,7 +15,7 @@ Adopt = Callable[[Media], Media]
 """adopt(media): the same image as this process keeps it."""
 
 
-class SentImages:
+class OutgoingImages:
     """What the other side has of ours, by number, for as long as anybody here holds it."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SentImages:
         self._table = {**copyreg.dispatch_table, Media: self._reduced}
 
     def packed(self, messages: list[object]) -> bytes:
-        """Messages as `ReceivedImages.unpacked` reads them, after the numbers of images that nobody holds any more."""
+        """Messages as `IncomingImages.unpacked` reads them, after the numbers of images that nobody holds any more."""
         gone = [self._gone.popleft() for _ in range(len(self._gone))]
         content = io.BytesIO()
         pickler = pickle.Pickler(content, pickle.HIGHEST_PROTOCOL)
@@ -44,7 +44,7 @@ class SentImages:
         return image, (number, media.digest, media.content, media.token_ids, media.takes, dict(media.arrays))
 
 
-class ReceivedImages:
+class IncomingImages:
     """What the other side sent, until it says that nobody there holds it."""
 
     def __init__(self, adopt: Adopt | None) -> None:
@@ -75,5 +75,5 @@ class _Reader(pickle.Unpickler):
 
 
 def image(number: int, *fields: Any) -> Media:
-    """What stands for an image in a message; only `ReceivedImages` knows which it is."""
+    """What stands for an image in a message; only `IncomingImages` knows which it is."""
     raise ValueError(f"image {number} was sent over a link, and is read without it")

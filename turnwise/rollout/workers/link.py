@@ -7,7 +7,7 @@ import struct
 import traceback
 from typing import Any
 
-from turnwise.rollout.workers.images import Adopt, ReceivedImages, SentImages
+from turnwise.rollout.workers.images import Adopt, IncomingImages, OutgoingImages
 
 _LENGTH = struct.Struct("!Q")
 BUFFER = 1 << 22
@@ -27,7 +27,7 @@ class WorkerLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, adopt: Adopt | None = None) -> None:
         self._reader, self._writer = reader, writer
         self._outgoing: list[object] = []
-        self._sent, self._received = SentImages(), ReceivedImages(adopt)
+        self._sent, self._received = OutgoingImages(), IncomingImages(adopt)
 
     @classmethod
     async def open(cls, end: socket.socket, adopt: Adopt | None = None) -> "WorkerLink":
