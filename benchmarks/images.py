@@ -1,8 +1,8 @@
-"""Images a second of a rollout, beside plain transformers: its processor and its tower, one image at a time.
+"""Images a second to features, beside plain transformers: its processor and its tower, one image at a time.
 
-Each conversation opens with an image of its own and writes a short turn. The rollout prepares the images, encodes them
-and reads the prompts; what it does besides (reading the words, writing tokens) is in its time. The tower is asked once
-for each image, and once for many (as on a GPU).
+Ours prepares the images and encodes them: with one call of the tower for each, and with one for many (as on a GPU).
+The whole rollout has conversations that each open with an image of their own and write a short turn; reading the words
+and writing the tokens is in its time.
 
     python benchmarks/images.py [--model FOLDER] [--device cpu] [--conversations 64] [--side 64] [--tokens 4]
 """
@@ -21,12 +21,13 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 import turnwise as tw
 from turnwise.chat.renderer import Renderer
+from turnwise.config.choices import Precision
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.engines.open_configured import open_sampler
+from turnwise.engines.opener import read_policy
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.engines.samplers.sampler import Sampler
 from turnwise.ext.tinylook import model as bundled
 from turnwise.types import Image, Message, Role, Text
 
@@ -63,16 +64,29 @@ class Transformers:
         return len(files)
 
 
-class Rollout:
-    """Ours, with the tower asked for one image or for many."""
+class Encoded:
+    """Ours without a sampler, with the tower asked for one image or for many."""
 
-    def __init__(self, renderer: Renderer, sampler: Sampler, tokens: int, *, together: bool) -> None:
-        assert isinstance(sampler, InProcessSampler)
-        model = sampler._batcher._model
-        assert isinstance(model, VisionModel)
+    def __init__(self, renderer: Renderer, model: VisionModel, *, together: bool) -> None:
+        assert renderer.images is not None
         model.together = together
-        self._renderer, self._sampler, self._model = renderer, sampler, model
-        self._params = SamplingParams(max_tokens=tokens)
+        self._prepare, self._model = renderer.images.prepare, model
+
+    async def encode(self, files: Sequence[bytes]) -> int:
+        """A `Way`."""
+        before = self._model.tower_calls
+        media = await asyncio.gather(*(asyncio.to_thread(self._prepare, content) for content in files))
+        rows = self._model.encode_images(media)[-1].rows
+        float(rows[0].sum())  # the device has come to the end
+        return self._model.tower_calls - before
+
+
+class Rollout:
+    """Ours with a sampler, which asks the tower as its device does best."""
+
+    def __init__(self, renderer: Renderer, sampler: InProcessSampler, tokens: int) -> None:
+        self._renderer, self._sampler, self._params = renderer, sampler, SamplingParams(max_tokens=tokens)
+        self._model = sampler._batcher._model
 
     async def encode(self, files: Sequence[bytes]) -> int:
         """A `Way`."""
@@ -98,11 +112,13 @@ async def work(arguments: argparse.Namespace) -> None:
     )
     renderer = make_renderer(config)
     ways: dict[str, Way] = {"transformers, one at a time": Transformers(folder, torch.device(device)).encode}
-    samplers = []
-    for name, together in (("rollout, one image a call", False), ("rollout, many a call", True)):
-        opened = await open_sampler(config, renderer, lambda text: None)
-        samplers.append(opened.sampler)
-        ways[name] = Rollout(renderer, opened.sampler, arguments.tokens, together=together).encode
+    for name, together in (("features, one image a call", False), ("features, many a call", True)):
+        model = read_policy(config, Precision.float32).move(torch.device(device), torch.float32)
+        assert isinstance(model, VisionModel)
+        ways[name] = Encoded(renderer, model, together=together).encode
+    opened = await open_sampler(config, renderer, lambda text: None)
+    assert isinstance(opened.sampler, InProcessSampler)
+    ways["whole rollout"] = Rollout(renderer, opened.sampler, arguments.tokens).encode
     taken: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ways}
     for number in range(arguments.rounds + 1):  # the first warms up
         files = pictures(arguments.conversations, arguments.side, number)
@@ -110,8 +126,7 @@ async def work(arguments: argparse.Namespace) -> None:
             clock, cpu = time.perf_counter(), time.process_time()
             calls = await way(files)
             taken[name].append((time.perf_counter() - clock, time.process_time() - cpu, calls))
-    for sampler in samplers:
-        await sampler.close()
+    await opened.sampler.close()
     print(f"{arguments.conversations} conversations, images of {arguments.side} x {arguments.side}, {device}")
     print(f"{'':<30}{'images/s':>10}{'ratio':>8}{'ms of CPU an image':>20}{'tower calls':>13}")
     first = None

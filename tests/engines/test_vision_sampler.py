@@ -300,7 +300,8 @@ def test_a_model_that_reads_text_refuses_images(opened: Callable[[PolicyModel], 
     served(opened(TransformersModel(build_text("qwen3"))), work)
 
 
-def test_images_of_prompts_that_wait_are_encoded_together(opened: Callable[[PolicyModel], InProcessSampler]) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_images_of_prompts_that_wait_are_encoded_together_for_a_gpu(device: str) -> None:
     kind = "qwen3_vl"
     model = VisionModel(build(kind))
     model.together = True  # as on a GPU
@@ -317,7 +318,7 @@ def test_images_of_prompts_that_wait_are_encoded_together(opened: Callable[[Poli
             assert looked.encoded_images == first + 4
         assert looked.tower_calls - before < 4
 
-    served(opened(model), work)
+    served(paged(device)(model), work)
 
 
 def test_an_image_that_cannot_be_read_ends_its_own_turn_alone(

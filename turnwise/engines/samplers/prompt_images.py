@@ -1,5 +1,6 @@
 """The images of one turn as a sampler needs them: where its tokens are placed, and features until they are fed."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -78,16 +79,16 @@ def image_inputs(
     return torch.from_numpy(joined_positions(places)), joined_features(parts, device)
 
 
-def encode_ahead(model: PolicyModel, waiting: Iterable[tuple[Sequence[MediaSpan], int]]) -> None:
-    """Have the images of prompts that wait encoded together, and kept with the model: of each prompt those that are not
-    among its first tokens, which a cache holds.
+def encode_ahead(model: PolicyModel, waiting: Iterable[tuple[Sequence[MediaSpan], int]], most: int) -> None:
+    """Have the images of the first `most` prompts that wait encoded together, and kept with the model: of each prompt
+    those that are not among its first tokens, which a cache holds.
 
     One that cannot be encoded is named when its own prompt enters, and one for which there is no memory now is tried
     again then.
     """
     coming: dict[str, Media] = {}
     features = 0
-    for media, fed in waiting:
+    for media, fed in itertools.islice(waiting, most):
         for image in (span.media for span in media if span.end > fed):
             features += 0 if image.digest in coming else image.features
             coming[image.digest] = image
