@@ -224,8 +224,7 @@ class DeviceBatcher:
                 budget -= len(work[-1][1].tokens)
         passed_over: list[RunningTurn] = []
         if self._model.joins_images:
-            waiting = ((turn.request.media, turn.held_by(self._cache)) for turn in self._waiting)
-            encode_ahead(self._model, waiting, len(self._slots.free))
+            encode_ahead(self._model, (turn.unfed(self._cache) for turn in self._waiting), len(self._slots.free))
         while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_ROWS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:

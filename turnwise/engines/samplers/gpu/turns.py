@@ -12,6 +12,7 @@ from turnwise.engines.samplers.gpu.pass_shapes import PromptChunk
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
 from turnwise.engines.samplers.kv_cache import block_hashes
 from turnwise.engines.samplers.prompt_images import PromptImages
+from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason
 
 NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -60,10 +61,10 @@ class RunningTurn:
             self.known_digests = block_hashes(self.request.token_ids, self.request.media)
         return self.known_digests
 
-    def held_by(self, cache: PagedCache) -> int:
-        """How many of its first tokens lie in pages."""
+    def unfed(self, cache: PagedCache) -> tuple[tuple[MediaSpan, ...], int]:
+        """Its images, and how many of its first tokens lie in pages."""
         kept = cache.get(self.name)
-        return cache.known(self.digests) * PAGE if kept is None else kept.fed
+        return tuple(self.request.media), cache.known(self.digests) * PAGE if kept is None else kept.fed
 
     @property
     def filtered(self) -> bool:
