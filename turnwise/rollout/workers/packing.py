@@ -22,7 +22,7 @@ def packed(objects: object) -> bytes:
     """What `pickle.loads` gives back: arrays of one dimension are read-only there."""
     content = io.BytesIO()
     pickler = pickle.Pickler(content, protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = _TABLE
+    pickler.dispatch_table = REDUCERS
     pickler.dump(objects)
     return content.getvalue()
 
@@ -49,7 +49,7 @@ def _nouns(module: ModuleType) -> list[type]:
     return [each for each in classes if dataclasses.is_dataclass(each) and "__reduce__" not in vars(each)]
 
 
-_TABLE: dict[type, Reducer] = {
+REDUCERS: dict[type, Reducer] = {
     np.ndarray: _array,
     **{cls: _by_fields(cls) for module in (types, ledger, request, messages) for cls in _nouns(module)},
 }
