@@ -65,6 +65,10 @@ class ReplicaSetup:
     decode: DecodeText
     sees: bool = False
     """Whether it will be shown images."""
+    midway: bool = False
+    """Whether updates may come in the middle of turns."""
+    keeps: bool = False
+    """Whether turns go on with their cache then."""
 
 
 class GuestOpener(Opener):
@@ -100,7 +104,10 @@ class GuestOpener(Opener):
         raise_descriptors()  # every turn under way is a connection
         source, images = model_source(config), await self.image_processor(config, renderer, say)
         vocabulary, decode = vocabulary_of(source, renderer.tokenizer.vocab_size), renderer.tokenizer.decode
-        setup = ReplicaSetup(source, self.capabilities(config), vocabulary, decode, sees=images is not None)
+        setup = ReplicaSetup(
+            source, self.capabilities(config), vocabulary, decode,
+            sees=images is not None, midway=config.training.max_lag > 0, keeps=_keeps(config),
+        )  # fmt: skip
         replicas = self.replicas(config, setup, say)
         try:
             await gather_all(replica.start() for replica in replicas)
