@@ -75,6 +75,14 @@ class ServerClient:
         except (ValueError, RecursionError):
             return None
 
+    async def has(self, path: str, *, seconds: float) -> bool:
+        """Whether it has such a route, for whatever method."""
+        try:
+            response = await self._client.get(self.url + path, timeout=httpx.Timeout(seconds))
+        except httpx.HTTPError as error:
+            raise self._lost(path, error, seconds) from error
+        return response.status_code != 404
+
     async def write(self, path: str, body: Any) -> dict[str, Any]:
         """The whole answer to a turn, at once; cancelling it closes the connection, which tells the server to stop."""
         content = bytearray()

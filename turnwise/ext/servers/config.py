@@ -21,7 +21,7 @@ class CacheAtUpdate(enum.Enum):
     """What becomes of the keys and values of turns under way when new weights come."""
 
     recompute = "recompute"
-    """They are computed again with the new weights: every log-prob is exactly that of the version it is recorded with."""
+    """They are computed again with the new weights: every log-prob is exactly that of the version recorded with it."""
     keep = "keep"
     """The turns go on with those of the old weights, at once. Of a turn across an update, the log-probs behind it are
     of both weights; each token is recorded with the version that wrote it. Only vLLM 0.32 or newer can."""

@@ -64,6 +64,10 @@ class StreamedSampler(ABC):
     """Which weights write."""
     problem: str = ""
     """Why it was not healthy, where more is known than silence."""
+    midway: bool = True
+    """Whether updates may come in the middle of turns: if not, an engine is asked for a whole turn in one answer."""
+    keeps: bool = False
+    """Whether turns that it holds over an update go on with the keys and values of the old weights."""
 
     def __init__(
         self, name: str, *, context_length: int, vocabulary: int, decode: DecodeText, capabilities: Capabilities

@@ -110,10 +110,13 @@ class SglangServer(InferenceServer):
             "input_ids": draw.token_ids.tolist(),
             "sampling_params": sampling,
             "return_logprob": True,
-            "stream": True,
+            "stream": self.midway,
         }
         if self._adapter is not None:
             body["lora_path"] = self._adapter
+        if not self.midway:
+            yield self._piece(await self._server.write("/generate", body), 0)
+            return
         count = 0
         async for event in self._server.stream("/generate", body):
             piece = self._piece(event, count)
