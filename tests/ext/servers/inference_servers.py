@@ -300,7 +300,7 @@ def vllm_app(model: Model) -> Starlette:
                 "hf_config": f"Config {json.dumps(model.sizes)}\n",
                 "multimodal_config": {"mm_device_do_normalize": False, "mm_processor_kwargs": {"use_fast": False}},
             },
-            "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
+            "scheduler_config": {"max_num_seqs": 12}, "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
             "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip
         config |= {} if model.old else {"instance_id": model.instance}  # type: ignore[dict-item]
@@ -377,7 +377,13 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
         return JSONResponse({"success": True})
 
     async def info(request: Request) -> Response:
-        settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
+        settings = {
+            "context_length": CONTEXT,
+            "enable_memory_saver": True,
+            "enable_lora": True,
+            "max_running_requests": 12,
+        }
+        settings |= model.settings
         return JSONResponse({"model_path": model.path} | told() if "model" in request.url.path else settings)
 
     paths = ("/update_weights_from_disk", "/update_weight_version", "/load_lora_adapter", "/unload_lora_adapter",

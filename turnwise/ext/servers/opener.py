@@ -32,7 +32,9 @@ from turnwise.ext.servers.gpus import (
     copies_of_a_server,
     devices_of,
     gpus_of_a_server,
+    remember_sequences,
     sequences_of_a_copy,
+    sequences_of_attached,
 )
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.option_checks import API_KEY_ENV, refuse_idle, refuse_options
@@ -89,6 +91,15 @@ class GuestOpener(Opener):
             replica.keeps = section(config, ServersConfig).cache_at_update is CacheAtUpdate.keep
         return replicas
 
+    def _count(self, config: Config, replicas: Sequence[StreamedSampler], say: Say) -> None:
+        """Of servers that others started: as many episodes are played at once as they have room for."""
+        addresses = section(config, ServersConfig).addresses
+        for address, replica in zip(addresses, replicas, strict=False):
+            if replica.sequences:
+                remember_sequences(address, replica.sequences)
+        if (told := sequences_of_attached(addresses)) is not None:
+            say(f"the servers decode {told:,} sequences together: {choose(config).episodes:,} episodes at once")
+
     def check_started(self, replica: StreamedSampler, config: Config) -> None:
         """EngineError for what only shows once a replica runs."""
 
@@ -108,6 +119,7 @@ class GuestOpener(Opener):
             await gather_all(replica.start() for replica in replicas)
             for replica in replicas:
                 self.check_started(replica, config)
+            self._count(config, replicas, say)
             if images is not None:
                 if any(replica.keeps for replica in replicas):
                     raise ConfigError("servers.cache_at_update=keep: turns with images are cut off at an update")
@@ -146,7 +158,9 @@ class GuestOpener(Opener):
     def describe(self, config: Config) -> str:
         """Who writes, how many episodes at once, and with which model."""
         at_once = f"{choose(config).episodes:,} episodes at once"
-        return f"{self.describe_servers(config)}, {at_once} (rollout.concurrency), model {config.model.path}"
+        keeps = section(config, ServersConfig).cache_at_update is CacheAtUpdate.keep
+        kept = ", turns across an update keep their cache: log-probs behind it are of both weights" if keeps else ""
+        return f"{self.describe_servers(config)}, {at_once} (rollout.concurrency), model {config.model.path}{kept}"
 
     def describe_servers(self, config: Config) -> str:
         """Where its replicas are: `vllm, in this process`."""
@@ -183,9 +197,11 @@ class GuestOpener(Opener):
         return devices_of(self.count(config), self.gpus_each(config))
 
     def sequences(self, config: Config, gpus: tuple[Gpu, ...]) -> int | None:
-        """All that its replicas decode together: as they are told, else as vLLM does by itself."""
+        """All that its replicas decode together: as they are told, or as those that others started have said."""
         samplers = 1 if (there := reservations(config)) is None else there.samplers
         servers = section(config, ServersConfig)
+        if (told := sequences_of_attached(servers.addresses)) is not None:
+            return told * samplers
         copies = copies_of_a_server(servers.options, self.copies_variable, self.copies_inside)
         return sequences_of_a_copy(config.engine, servers, gpus) * copies * self.count(config) * samplers
 

@@ -64,6 +64,8 @@ class StreamedSampler(ABC):
     """Which weights write."""
     problem: str = ""
     """Why it was not healthy, where more is known than silence."""
+    sequences: int | None = None
+    """How many it decodes together, of one that was asked."""
     midway: bool = True
     """Whether updates may come in the middle of turns: if not, an engine is asked for a whole turn in one answer."""
     keeps: bool = False

@@ -99,11 +99,14 @@ class VllmServer(InferenceServer):
             sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
             transfer = (config.get("weight_transfer_config") or {}).get("backend")
             sizes = sizes_of(config["model_config"].get("hf_config"))
+            copies = config["parallel_config"].get("data_parallel_size") or 1
+            sequences = (config.get("scheduler_config") or {}).get("max_num_seqs")
         except (EngineError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from error
         refuse_other(self.name, self._sizes, sizes)
+        self.sequences = sequences * copies if type(sequences) is int and type(copies) is int else None
         if mode != "processed_logprobs":
             raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
         if self.capabilities.sleeps and not sleeps:
