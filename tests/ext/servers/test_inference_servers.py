@@ -236,7 +236,8 @@ def _check_versions(found: Completion, *, start: int, weights: dict[int, int]) -
 def test_an_update_pauses_the_engine_clears_its_cache_and_other_updates_are_refused_untouched(tmp_path: Path) -> None:
     async def work(server: InferenceServer, model: Model) -> None:
         await server.publish(WeightsFolder(folder(tmp_path / "a", 1)), 1)
-        assert model.called == ["/pause", "/collective_rpc", "/resume", "/reset_prefix_cache"]
+        loaded = ["/pause", "/collective_rpc", "/update_weight_version", "/resume", "/reset_prefix_cache"]
+        assert model.called == loaded
         await server.publish(Adapter(folder(tmp_path / "b", 2)), 2)
         await server.publish(Adapter(folder(tmp_path / "c", 3)), 3)
         assert list(model.adapters.values()) == [3]  # the one before is unloaded

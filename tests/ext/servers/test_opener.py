@@ -20,6 +20,8 @@ from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers import gpus as server_gpus
 from turnwise.ext.servers import opener as servers_opener
 from turnwise.ext.servers.opener import GuestOpener
+from turnwise.ext.servers.replicas import Replicas
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.ext.sglang import opener as sglang_opener
 from turnwise.ext.vllm import opener as vllm_opener
 from turnwise.ext.vllm.opener import VllmServers, vllm_options
@@ -272,6 +274,29 @@ def test_servers_are_attached_to_by_address_and_closed_when_one_is_missing(monke
             config.servers.addresses = [urls[0], "http://127.0.0.1:9"]
             with pytest.raises(EngineError, match="nothing that serves"):
                 await open_sampler(config, make_renderer(config), said.append)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("wanted", "clears"), [("keep", "false"), ("recompute", "true")])
+def test_what_becomes_of_the_cache_at_an_update_and_how_turns_are_asked_for_arrive_at_the_server(
+    wanted: str, clears: str, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").write_text("2")
+    model = Model(settings={"parallel_config": {"worker_extension_cls": "vllm_worker.WeightReader"}})
+
+    async def main() -> None:
+        async with serving_beside(vllm_app(model), "127.0.0.1") as port:
+            for lag, overrides in ((0, ()), (1, (f"servers.cache_at_update={wanted}",))):
+                given = (f"servers.addresses=['http://127.0.0.1:{port}']", f"training.max_lag={lag}", *overrides)
+                config = configure("engine=vllm_server", *given)
+                sampler = (await open_sampler(config, make_renderer(config), lambda text: None)).sampler
+                assert isinstance(sampler, Replicas)
+                replica = sampler._seats[0].replica
+                assert isinstance(replica, StreamedSampler) and replica.midway == bool(lag)
+                await sampler.publish(WeightsFolder(tmp_path), 1)
+                await sampler.close()
+        assert model.kept[-1] == clears and len(model.kept) == 2
 
     asyncio.run(main())
 

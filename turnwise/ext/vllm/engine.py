@@ -89,12 +89,12 @@ class VllmEngine(StreamedSampler):
         if draw.media:
             prompt["multi_modal_data"] = {"image": await asyncio.to_thread(_pictures, draw)}
             prompt["multi_modal_uuids"] = {"image": [span.media.digest for span in draw.media]}
-        name = f"turn {next(self._numbers)}"
+        name, asked = f"turn {next(self._numbers)}", self.version
         try:
             async for output in self._llm.generate(prompt, sampling, name, lora_request=self._lora):
                 if draw.media:
                     check_prompt(self.name, output.prompt_token_ids, draw.token_ids)
-                yield self._piece(output.outputs[0])
+                yield self._piece(output.outputs[0], asked)
         except import_module("vllm.v1.engine.exceptions").EngineDeadError as error:
             raise EngineLost(f"vLLM's engine died: {one_line(error)}") from error
         except ValueError as error:  # a request that it refuses
@@ -105,7 +105,7 @@ class VllmEngine(StreamedSampler):
         kind = kinds.RequestOutputKind
         return kind.FINAL_ONLY if self._holds or not self.midway else kind.DELTA
 
-    def _piece(self, output: Any) -> StreamPiece:
+    def _piece(self, output: Any, asked: int) -> StreamPiece:
         ids, chances = list(output.token_ids), output.logprobs
         try:  # the drawn token comes first of those that a place tells of
             logprobs = [chances.logprobs[start] for start in chances.start_indices] if ids else []
@@ -116,7 +116,8 @@ class VllmEngine(StreamedSampler):
         versions: list[tuple[int, int]] = []
         if self._holds and self._labels is not None and ids:
             spans = output.weight_versions
-            versions = self._labels.versions(None if spans is None else [(span.version, span.start) for span in spans])
+            told = None if spans is None else [(span.version, span.start) for span in spans]
+            versions = self._labels.versions(told, asked)
         return StreamPiece(ids, logprobs, FINISH.get(output.finish_reason) if output.finish_reason else None, versions)
 
     async def _load(self, update: Update, version: int) -> None:

@@ -174,6 +174,7 @@ class VllmServer(InferenceServer):
         return await super().try_image(marker, image)
 
     async def _stream(self, draw: StreamRequest) -> AsyncGenerator[StreamPiece, None]:
+        asked = self.version
         path, body = await self._question(draw)
         whole = self._holds or not self.midway
         body |= {"stream": not whole}
@@ -185,7 +186,7 @@ class VllmServer(InferenceServer):
                     check_prompt(self.name, event.get("prompt_token_ids"), draw.token_ids)
                 first = False
                 for choice in event.get("choices") or ():
-                    yield self._piece(choice)
+                    yield self._piece(choice, asked)
 
     async def _question(self, draw: StreamRequest) -> tuple[str, dict[str, Any]]:
         """The route that a turn takes, and what it is sent."""
@@ -212,7 +213,7 @@ class VllmServer(InferenceServer):
             body |= {"content_parts": parts, "return_token_ids": True}
         return TOKENS, body
 
-    def _piece(self, choice: Any) -> StreamPiece:
+    def _piece(self, choice: Any, asked: int) -> StreamPiece:
         try:
             finish, ids = choice["finish_reason"], choice["token_ids"] or []
             logprob_info = choice["logprobs"] if ids else {"token_logprobs": []}
@@ -227,7 +228,7 @@ class VllmServer(InferenceServer):
             raise EngineError(f"{self.name} answered without lists of tokens and log-probs: {str(choice)[:300]}")
         if finish is not None and finish not in FINISH:
             raise EngineLost(f"{self.name} ended a turn by {finish!r}")
-        versions = self._labels.versions(_spans(choice)) if self._holds and ids else ()
+        versions = self._labels.versions(_spans(choice), asked) if self._holds and ids else ()
         return StreamPiece(ids, logprobs, FINISH.get(finish) if finish else None, versions)
 
     async def _load(self, update: Update, version: int) -> None:
@@ -269,7 +270,7 @@ class VllmServer(InferenceServer):
             named = {"label": label} if self._loader == "turnwise_load" else {}
             rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve()), **named}}
             await self._order("/collective_rpc", rpc)
-        if self._holds:
+        if self._tokens:
             await self._order("/update_weight_version", {"new_version": label})
             self._labels.add(label, version)
         await self._order("/resume")

@@ -22,15 +22,16 @@ class WeightLabels:
         """What those of a version are called that it is given."""
         self._versions[label] = version
 
-    def versions(self, told: Iterable[tuple[str, int]] | None) -> list[tuple[int, int]]:
-        """(version, its first token) of (label, its first token); a label that it was not given is another's."""
+    def versions(self, told: Iterable[tuple[str, int]] | None, asked: int) -> list[tuple[int, int]]:
+        """(version, its first token) of (label, its first token). A label that it was not given is another's, as is one
+        of weights before those that the turn was `asked` of: a server that was started anew calls its own like that."""
         if told is None:
             raise EngineError(f"{self._name} does not tell which weights wrote a turn")
-        spans = list(told)
-        for label, _ in spans:
-            if label not in self._versions:
+        spans = [(label, self._versions.get(label, -1), start) for label, start in told]
+        for label, version, _ in spans:
+            if version < asked:
                 raise OtherWeights(
                     f"{self._name} has other weights than it was given: it calls them {label}: another server runs "
                     "there, or another program gives it weights"
                 )
-        return [(self._versions[label], start) for label, start in spans]
+        return [(version, start) for _, version, start in spans]
