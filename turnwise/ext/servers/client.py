@@ -10,7 +10,7 @@ import httpx
 
 from turnwise.engines.samplers.endpoint import check_url
 from turnwise.errors import ConfigError, EngineError, EngineLost
-from turnwise.ext.servers.connections import CONNECT_SECONDS, IDLE_SECONDS, Answer, Connections
+from turnwise.ext.servers.connections import CONNECT_SECONDS, IDLE_SECONDS, Connections, HttpAnswer
 from turnwise.system.addresses import is_loopback
 
 SHOWN = 300
@@ -104,7 +104,7 @@ class ServerClient:
                         yield self._event(path, event)
 
     @contextlib.asynccontextmanager
-    async def _posted(self, path: str, body: Any) -> AsyncIterator[Answer]:
+    async def _posted(self, path: str, body: Any) -> AsyncIterator[HttpAnswer]:
         """An answer that says that all is well."""
         content = json.dumps(body, allow_nan=False).encode("ascii")
         try:
@@ -116,13 +116,13 @@ class ServerClient:
             headers = {"Content-Type": "application/json"}
             async with self._client.stream("POST", self.url + path, content=content, headers=headers) as response:
                 async with contextlib.aclosing(_parts(response)) as parts:
-                    answer = Answer(response.status_code, parts)
+                    answer = HttpAnswer(response.status_code, parts)
                     await self._check_answer(path, answer)
                     yield answer
         except (httpx.HTTPError, OSError, EOFError) as error:
             raise self._lost(path, error, None) from error
 
-    async def _check_answer(self, path: str, answer: Answer) -> None:
+    async def _check_answer(self, path: str, answer: HttpAnswer) -> None:
         if answer.status == 200:
             return
         text = bytearray()

@@ -21,7 +21,7 @@ LONGEST_LINE = 2**10
 """Of what stands between the chunks of an answer."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What a server answers; `body` is read once, to its end or not."""
 
     status: int
@@ -61,7 +61,7 @@ class Connections:
         await asyncio.gather(*(connection.writer.wait_closed() for connection in idle), return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def post(self, path: str, content: bytes) -> AsyncIterator[Answer]:
+    async def post(self, path: str, content: bytes) -> AsyncIterator[HttpAnswer]:
         """Leaving it before the body's end closes the connection, which tells the server to stop."""
         connection = self._free() or await self._connect()
         whole = False
@@ -72,7 +72,7 @@ class Connections:
             status, headers = await _read_head(connection.reader)
             ended = asyncio.Event()
             async with aclosing(_body(connection.reader, headers, ended)) as body:
-                yield Answer(status, body)
+                yield HttpAnswer(status, body)
             whole = ended.is_set() and headers.get("connection", "").lower() != "close"
         finally:
             if whole:

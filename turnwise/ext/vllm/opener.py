@@ -186,6 +186,7 @@ def vllm_options(config: Config, source: ModelSource, *, sees: bool = False) -> 
     options = [
         "--model", str(source.folder.resolve()), "--dtype", choose(config).precision.value, "--seed", str(config.seed),
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
+        "--disable-log-stats",  # counted for every step and request, and written where nobody looks
     ]  # fmt: skip
     options += ["--gpu-memory-utilization", str(engine.memory_fraction)] if gpu else CPU_OPTIONS
     options += ["--trust-remote-code"] if config.model.trust_remote_code else []

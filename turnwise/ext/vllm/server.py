@@ -314,4 +314,4 @@ def _part(image: Media, sent: bool) -> dict[str, str]:
 def vllm_command(python: str, options: list[str]) -> Callable[[int], list[str]]:
     """The command line of a server for a port."""
     start = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "policy"]
-    return lambda port: [*start, "--port", str(port), *options]
+    return lambda port: [*start, "--port", str(port), "--disable-uvicorn-access-log", *options]
