@@ -1,6 +1,6 @@
 """Kept connections of HTTP/1.1 to one server: a body out, status and bytes of the answer in.
 
-Turns go over these and not over httpx, whose own work for a request is twenty times as much, and grows with the number
+Turns go over these and not over httpx, whose own work for a request is many times as much, and grows with the number
 of those under way: with many short turns the client was what the server waited for.
 """
 
