@@ -8,7 +8,15 @@ import torch
 from turnwise import configure
 from turnwise.engines.device_limit import LEAST_OUTSIDE, allocator_share, hold_to
 from turnwise.engines.devices import Gpu, VisibleGpus, choose
-from turnwise.engines.memory_plan import KEPT_FEATURES, OVERHEAD, MemoryPlan, ModelSize, MemoryHolder, Training, plan_memory
+from turnwise.engines.memory_plan import (
+    KEPT_FEATURES,
+    OVERHEAD,
+    MemoryHolder,
+    MemoryPlan,
+    ModelSize,
+    Training,
+    plan_memory,
+)
 
 GIB = 2**30
 SIZE = ModelSize(7_615_616_512, 3584, 28, 152_064, 28_672)

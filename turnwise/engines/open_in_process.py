@@ -11,7 +11,7 @@ from turnwise.config import Config
 from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.device_limit import hold_to
 from turnwise.engines.devices import EngineChoice, choose, device_of
-from turnwise.engines.memory_plan import MemoryPlan, MemoryHolder, memory_here, shares_weights
+from turnwise.engines.memory_plan import MemoryHolder, MemoryPlan, memory_here, shares_weights
 from turnwise.engines.opener import (
     LearnerParts,
     Opener,
