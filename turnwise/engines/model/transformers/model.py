@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,9 +36,10 @@ from turnwise.engines.model.policy_model import (
 )
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_logprobs import LogitShape, token_scores
-from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionWatch
+from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionLayer, AttentionWatch
+from turnwise.engines.model.transformers.leading_layers import LeadingLayers
 from turnwise.engines.model.transformers.probe import probe
-from turnwise.engines.model.transformers.skeleton import empty_model
+from turnwise.engines.model.transformers.skeleton import empty_model, make_room
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
 
@@ -47,6 +48,17 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
 """Fields of a config that say how it was written or is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFindings:
+    """What one model was found to do, for others of the same code: plain data that may go to another process."""
+
+    logits: LogitShape
+    recomputes: bool
+    shape: ModelShape
+    layers: dict[str, AttentionLayer]
+    """By the names of attention modules in the decoder."""
 
 
 class TransformersModel(PolicyModel):
@@ -87,12 +99,39 @@ class TransformersModel(PolicyModel):
             no_graphs=probed.no_graphs,
         )
 
-    def take_probe(self, other: "TransformersModel") -> None:
-        self._logits, self.recomputes, self.shape = other._logits, other.recomputes, other.shape
-        for name, module in other._decoder.named_modules():
-            if hasattr(module, FACTS):
-                setattr(self._decoder.get_submodule(name), FACTS, getattr(module, FACTS))
+    @property
+    def findings(self) -> ProbeFindings:
+        """What `probe` found."""
+        modules = self._decoder.named_modules()
+        layers = {name: getattr(module, FACTS) for name, module in modules if hasattr(module, FACTS)}
+        return ProbeFindings(self._logits, self.recomputes, self.shape, layers)
+
+    def take_findings(self, found: ProbeFindings) -> None:
+        """Know what `probe` found of another model of the same code."""
+        self._logits, self.recomputes, self.shape = found.logits, found.recomputes, found.shape
+        for name, layer in found.layers.items():
+            setattr(self._decoder.get_submodule(name), FACTS, layer)
         self._decoder.set_attn_implementation(OURS)
+
+    @contextmanager
+    def few_layers(self, checkpoint: CheckpointRows) -> Iterator[bool]:
+        """A skeleton, tried out with its first layers alone: inside they have their numbers, and no other layer is
+        there. False where they cannot answer for all; what is to be refused, all of them have to say."""
+        leading = LeadingLayers.of(self._decoder, self._checkpointed)
+        if leading is None:
+            yield False
+            return
+        with leading.alone():
+            make_room(self)
+            self.fill(checkpoint, lambda tensor: (tensor.detach(), 0))
+            try:
+                self.probe()
+                caches = leading.spread(self._decoder)
+            except EngineError:
+                caches = None
+            if caches is not None:
+                self.shape = replace(self.shape, caches=caches)
+            yield caches is not None
 
     @property
     def _decoder(self) -> PreTrainedModel:
