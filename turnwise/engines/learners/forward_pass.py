@@ -77,12 +77,16 @@ class ForwardPass:
         recompute: int,
         sequences: Sequence[ImageSequence],
     ) -> Tensor:
-        if any(sequence.media for sequence in sequences):
-            inputs = self._with_images(model, tokens, sequences)
-        else:
-            inputs = ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
+        inputs = self._inputs(model, tokens, lengths, sequences)
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
+
+    def _inputs(
+        self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], sequences: Sequence[ImageSequence]
+    ) -> ModelInputs:
+        if any(sequence.media for sequence in sequences):
+            return self._with_images(model, tokens, sequences)
+        return ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
 
     def _with_images(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
         """Tokens with images among them; each image is encoded once, however often it is there."""

@@ -135,6 +135,7 @@ def _finished(
 ) -> RankModels:
     """With what is known of them."""
     policy, critic, root = built.policy, built.critic, built.root
+    _refuse_heads(policy, setup.context)
     if policy.shape.no_packing is not None:
         raise EngineError(
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
@@ -148,6 +149,17 @@ def _finished(
     same = identity(policy, critic, lambda tensors: _totals(tensors, group, counted=counted))
     autocast = computes_narrow(config) and built.dtype is torch.float32
     return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
+
+
+def _refuse_heads(policy: PolicyModel, context: int) -> None:
+    heads = policy.config.num_heads if isinstance(policy, Decoder) else _heads(_theirs(policy))
+    if heads % context:
+        raise EngineError(f"fsdp.context_parallel={context} does not divide the {heads} query heads of this model")
+
+
+def _heads(model: "TransformersModel") -> int:
+    """As its config counts them; layers that have others say so themselves."""
+    return getattr(model.model.config.get_text_config(), "num_attention_heads", 0)
 
 
 def _copies(built: _Built) -> list[PolicyModel]:
