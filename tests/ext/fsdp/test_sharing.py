@@ -12,9 +12,10 @@ from turnwise import configure
 from turnwise.engines import bundled
 from turnwise.engines.learners.learner import TokenBatch
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import StateShape
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.learner import deal, laid_out
-from turnwise.ext.fsdp.models import _refuse_heads
+from turnwise.ext.fsdp.models import _refuse_slices
 from turnwise.ledger import Media, MediaSpan, check_places
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.prepare import prepare
@@ -102,9 +103,12 @@ def test_images_go_with_their_sequences() -> None:
 
 def test_ranks_that_share_a_sequence_must_divide_its_heads() -> None:
     model = Decoder.skeleton(next(iter(bundled.__path__)) / Path("tiny"))
-    _refuse_heads(model, 1)
+    _refuse_slices(model, 1)
     with pytest.raises(EngineError, match=r"fsdp.context_parallel=7 does not divide the \d+ query heads"):
-        _refuse_heads(model, 7)
+        _refuse_slices(model, 7)
+    model.shape = replace(model.shape, states=(StateShape(((4,),), (torch.float32,)),))
+    with pytest.raises(EngineError, match="has recurrent layers, whose states go from token to token"):
+        _refuse_slices(model, 2)
 
 
 def test_the_plan_says_how_many_copies_share_the_state() -> None:

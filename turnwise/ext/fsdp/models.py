@@ -36,7 +36,8 @@ from turnwise.ext.fsdp.shards import local_part, meta, own_rows
 from turnwise.ledger import Media
 
 if TYPE_CHECKING:
-    from turnwise.engines.model.transformers.model import ProbeFindings, TransformersModel
+    from turnwise.engines.model.transformers.model import TransformersModel
+    from turnwise.engines.model.transformers.probe import ProbeFindings
 
 T = TypeVar("T")
 
@@ -135,7 +136,8 @@ def _finished(
 ) -> RankModels:
     """With what is known of them."""
     policy, critic, root = built.policy, built.critic, built.root
-    _refuse_heads(policy, setup.context)
+    if setup.context > 1:
+        _refuse_slices(policy, setup.context)
     if policy.shape.no_packing is not None:
         raise EngineError(
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
@@ -151,7 +153,13 @@ def _finished(
     return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
 
 
-def _refuse_heads(policy: PolicyModel, context: int) -> None:
+def _refuse_slices(policy: PolicyModel, context: int) -> None:
+    """Of sequences, where ranks have no more than those."""
+    if policy.shape.states:
+        raise EngineError(
+            f"fsdp.context_parallel={context}: this model has recurrent layers, whose states go from token to token "
+            "and not from rank to rank; set it to 1"
+        )
     heads = policy.config.num_heads if isinstance(policy, Decoder) else _heads(_theirs(policy))
     if heads % context:
         raise EngineError(f"fsdp.context_parallel={context} does not divide the {heads} query heads of this model")

@@ -1,15 +1,15 @@
 """The first layers of a transformers model with one of each kind among them: enough to try out what the model does."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-from turnwise.engines.model.policy_model import LayerCache
 from turnwise.engines.model.transformers.attention import FACTS, AttentionLayer
+from turnwise.engines.model.transformers.recurrent_layers import LAYER, RecurrentLayer, take_recurrent
 
 _PLAIN = (bool, int, float, str, FunctionType, type(None))
 """What a layer keeps beside its weights that may make it compute something else."""
@@ -52,25 +52,30 @@ class LeadingLayers:
         finally:
             setattr(self.home, self.name, self.layers)
 
-    def spread(self, decoder: nn.Module) -> tuple[LayerCache, ...] | None:
-        """Inside `alone`, tell every layer what was found of the first of its kind; what all of them keep. None where
-        something attends outside of the layers, or not in their order."""
+    def spread(self, decoder: nn.Module) -> tuple[list[AttentionLayer], list[RecurrentLayer]] | None:
+        """Inside `alone`, tell every layer what was found of the first of its kind; what attends and what recurs in all
+        of them. None where something does so outside of the layers, or not in their order."""
+        attends = self._spread(decoder, FACTS, lambda module, fact: setattr(module, FACTS, fact))
+        recurs = self._spread(decoder, LAYER, take_recurrent)
+        return None if attends is None or recurs is None else (attends, recurs)
+
+    def _spread(self, decoder: nn.Module, key: str, take: Callable[[nn.Module, Any], None]) -> list[Any] | None:
         found = [
-            [(path, getattr(part, FACTS)) for path, part in layer.named_modules() if hasattr(part, FACTS)]
+            [(path, getattr(part, key)) for path, part in layer.named_modules() if hasattr(part, key)]
             for layer in self.layers[: self.count]
         ]
         for facts in found:
             facts.sort(key=lambda fact: int(fact[1].number))
-        numbers = [fact.number for facts in found for _, fact in facts]
-        watched = sum(hasattr(module, FACTS) for module in decoder.modules())
-        if numbers != list(range(watched)):
+        if [fact.number for facts in found for _, fact in facts] != list(
+            range(sum(hasattr(module, key) for module in decoder.modules()))
+        ):
             return None
-        caches: list[LayerCache] = []
+        spread: list[Any] = []
         for layer, first in zip(self.layers, self.same_as, strict=True):
             for path, fact in found[first]:
-                setattr(layer.get_submodule(path), FACTS, AttentionLayer(len(caches), fact.window, fact.cache))
-                caches.append(fact.cache)
-        return tuple(caches)
+                spread.append(replace(fact, number=len(spread)))
+                take(layer.get_submodule(path), spread[-1])
+        return spread
 
 
 def _kinds(layers: Sequence[nn.Module]) -> list[Hashable]:

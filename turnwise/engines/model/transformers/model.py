@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,11 +34,18 @@ from turnwise.engines.model.policy_model import (
     PolicyModel,
     keep_tensor,
 )
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_logprobs import LogitShape, token_scores
-from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionLayer, AttentionWatch
+from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionWatch
 from turnwise.engines.model.transformers.leading_layers import LeadingLayers
-from turnwise.engines.model.transformers.probe import probe
+from turnwise.engines.model.transformers.probe import ProbeFindings, probe
+from turnwise.engines.model.transformers.recurrent_layers import (
+    LAYER,
+    SEQUENCES,
+    recomputed,
+    take_recurrent,
+)
 from turnwise.engines.model.transformers.skeleton import empty_model, make_room
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
@@ -48,17 +55,6 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
 """Fields of a config that say how it was written or is run."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeFindings:
-    """What one model was found to do, for others of the same code: plain data that may go to another process."""
-
-    logits: LogitShape
-    recomputes: bool
-    shape: ModelShape
-    layers: dict[str, AttentionLayer]
-    """By the names of attention modules in the decoder."""
 
 
 class TransformersModel(PolicyModel):
@@ -90,10 +86,11 @@ class TransformersModel(PolicyModel):
 
     def probe(self) -> None:
         probed = probe(self.model, self._decoder, self._base)
-        self._logits, self.recomputes = probed.logits, probed.handed_down and bool(self._checkpointed)
+        self._logits, self.recomputes = probed.logits, bool(self._checkpointed)
         self.shape = replace(
             self.shape,
             caches=probed.caches,
+            states=probed.states,
             no_packing=probed.no_packing,
             no_caching=probed.no_caching,
             no_graphs=probed.no_graphs,
@@ -102,15 +99,18 @@ class TransformersModel(PolicyModel):
     @property
     def findings(self) -> ProbeFindings:
         """What `probe` found."""
-        modules = self._decoder.named_modules()
-        layers = {name: getattr(module, FACTS) for name, module in modules if hasattr(module, FACTS)}
-        return ProbeFindings(self._logits, self.recomputes, self.shape, layers)
+        modules = dict(self._decoder.named_modules())
+        layers = {name: getattr(module, FACTS) for name, module in modules.items() if hasattr(module, FACTS)}
+        recurrent = {name: getattr(module, LAYER) for name, module in modules.items() if hasattr(module, LAYER)}
+        return ProbeFindings(self._logits, self.recomputes, self.shape, layers, recurrent)
 
     def take_findings(self, found: ProbeFindings) -> None:
         """Know what `probe` found of another model of the same code."""
         self._logits, self.recomputes, self.shape = found.logits, found.recomputes, found.shape
         for name, layer in found.layers.items():
             setattr(self._decoder.get_submodule(name), FACTS, layer)
+        for name, recurrent in found.recurrent.items():
+            take_recurrent(self._decoder.get_submodule(name), recurrent)
         self._decoder.set_attn_implementation(OURS)
 
     @contextmanager
@@ -126,12 +126,13 @@ class TransformersModel(PolicyModel):
             self.fill(checkpoint, lambda tensor: (tensor.detach(), 0))
             try:
                 self.probe()
-                caches = leading.spread(self._decoder)
+                found = leading.spread(self._decoder)
             except EngineError:
-                caches = None
-            if caches is not None:
-                self.shape = replace(self.shape, caches=caches)
-            yield caches is not None
+                found = None
+            if found is not None:
+                caches, states = (fact.cache for fact in found[0]), (fact.shape for fact in found[1])
+                self.shape = replace(self.shape, caches=tuple(caches), states=tuple(states))
+            yield found is not None
 
     @property
     def _decoder(self) -> PreTrainedModel:
@@ -207,13 +208,15 @@ class TransformersModel(PolicyModel):
 
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
         """As promised, but any `recompute` above 0 means all layers: transformers has one switch for them."""
+        if self.shape.states and inputs.recurrence is None:
+            raise EngineError(f"{type(self.model).__name__} must be told which tokens are one sequence")
         if recompute and not self.recomputes:
             raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
         # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.images)
+            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
@@ -228,16 +231,22 @@ class TransformersModel(PolicyModel):
         return self.to(device)
 
     def _base(
-        self, tokens: Tensor, positions: Tensor, attend: Attend | AttentionWatch, images: ImageFeatures | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend | AttentionWatch,
+        recurrence: Recurrence | None = None,
+        images: ImageFeatures | None = None,
     ) -> Tensor:
         # [T] -> [1, T], and [3, T] -> [3, 1, T]
         options = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
         passed = {name: value for name, value in options.items() if name in self._takes}
-        before = CURRENT.set(attend)
+        before = CURRENT.set(attend), SEQUENCES.set(recurrence)
         try:
             output = self._decoder(**self._entering(tokens, images), **passed)
         finally:
-            CURRENT.reset(before)
+            CURRENT.reset(before[0])
+            SEQUENCES.reset(before[1])
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -354,6 +363,8 @@ def _checkpointed_layers(model: PreTrainedModel, decoder: PreTrainedModel) -> tu
         return ()
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.disable_input_require_grads()
+    for layer in layers:
+        layer._gradient_checkpointing_func = recomputed
     return layers
 
 
