@@ -46,8 +46,8 @@ class ContextGroup:
 class SlicedPass(ForwardPass):
     """`ForwardPass` of a rank that shares its passes with others, all of which run them with the same batches.
 
-    Whatever a layer does but attend, it does to each token alone (else sequences could not be packed), so a slice of
-    them is enough. Before attention the ranks exchange tokens for heads, and heads for tokens behind it (Ulysses).
+    Whatever a layer does but attend, it does to each token alone (recurrent layers are refused), so a slice of them is
+    enough. Before attention the ranks exchange tokens for heads, and heads for tokens behind it (Ulysses).
     Log-probs, entropies and values are gathered: a rank has those of all tokens, and the gradient of its own.
     """
 
