@@ -303,6 +303,7 @@ def environment() -> dict[str, str]:
         "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pandas loads pyarrow, whose allocator would start one
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(cache),  # its list of fonts takes seconds to make
+        "JOBLIB_MULTIPROCESSING": "0",  # there are no processes to work in, and joblib would say so each time
         "PYTHONHASHSEED": "0",  # the order of sets is the same when a trajectory is played again
     }
 
