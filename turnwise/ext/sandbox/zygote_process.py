@@ -20,6 +20,7 @@ from turnwise.ext.sandbox.session_process import Child
 MAX_MESSAGE = 64 * 1024
 INSTALL = "pip install 'turnwise[sandbox]'"
 """What brings the packages that are no part of a plain install."""
+INSTALL_VISION = "pip install 'turnwise[vision]'"
 ISOLATION_FAILED = 97
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""

@@ -11,8 +11,9 @@ from turnwise.ext.sandbox.inside.image_trails import mark, trail_of
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
-recent: deque[Any] = deque(maxlen=2)
-"""Images that were made into arrays lately: a part of such an array is recognised when it becomes an image again."""
+recent: deque[tuple[int, dict[str, Any], Trail]] = deque(maxlen=2)
+"""(id, pixels, trail) of images that were made into arrays lately: a part of such an array is recognised when it
+becomes an image again, even when the image itself was closed."""
 RECENT_PIXELS = 4_000_000
 LEAST_COPIED = 64
 """Pixels below which a copy proves nothing: a few even ones stand everywhere."""
@@ -58,10 +59,12 @@ def wrap_arrays(module: Any) -> None:
     to_array, from_array = module.Image.__array_interface__.fget, module.fromarray
 
     def __array_interface__(self: Any) -> Any:
-        is_traced = trail_of(self).matrix is not None and self.width * self.height <= RECENT_PIXELS
-        if is_traced and not any(image is self for image in recent):
-            recent.append(self)
-        return to_array(self)
+        interface, trail = to_array(self), trail_of(self)
+        if trail.matrix is not None and self.width * self.height <= RECENT_PIXELS:
+            for entry in [entry for entry in recent if entry[0] == id(self)]:
+                recent.remove(entry)
+            recent.append((id(self), interface, trail))
+        return interface
 
     @wraps(from_array)
     def fromarray(obj: Any, *given: Any, **keywords: Any) -> Any:
@@ -84,12 +87,11 @@ def trail_of_array(array: Any) -> Trail:
     trail = traced.get(root)
     if trail is not None:
         return trail if root is array else part(trail, array, place_in(array, root))
-    for image in reversed(recent):
-        if getattr(root, "ndim", 0) < 2 or (root.shape[1], root.shape[0]) != image.size:
-            continue
-        matrix = place_in(array, root)
-        if matrix is not None and same_pixels(image, matrix, array, root):
-            return part(trail_of(image), array, matrix)
+    for whole, trail in recent_images():
+        if getattr(root, "shape", ())[:2] == whole.shape[:2]:
+            matrix = place_in(array, root)
+            if matrix is not None and same_pixels(whole, matrix, array, root):
+                return part(trail, array, matrix)
     return copied_from(array) or Trail(steps=(("fromarray", {}),))
 
 
@@ -126,14 +128,12 @@ def step_in(stride: int, row: int, column: int) -> tuple[int, int] | None:
     return (stride // column, 0) if stride and stride % column == 0 else None
 
 
-def same_pixels(image: Any, matrix: Matrix, array: Any, root: Any) -> bool:
+def same_pixels(whole: Any, matrix: Matrix, array: Any, root: Any) -> bool:
     """Whether neither was altered since; of a plain rectangle the rest of the array does not matter."""
-    if matrix[:2] != (1, 0) or matrix[3:5] != (0, 1) or array.ndim != root.ndim:
-        return bool(image.tobytes() == root.tobytes())
+    if matrix[:2] != (1, 0) or matrix[3:5] != (0, 1) or array.ndim != whole.ndim:
+        return bool(whole.tobytes() == root.tobytes())
     left, upper = int(matrix[2]), int(matrix[5])
-    if left + array.shape[1] > image.width or upper + array.shape[0] > image.height:
-        return False
-    rectangle = image._new(image._crop(image.im, (left, upper, left + array.shape[1], upper + array.shape[0])))
+    rectangle = whole[upper : upper + array.shape[0], left : left + array.shape[1]]
     return bool(rectangle.tobytes() == array.tobytes())
 
 
@@ -141,7 +141,7 @@ def copied_from(array: Any) -> Trail | None:
     """The trail of a copy: its pixels stand, row by row, in an array that was made lately."""
     if getattr(array, "ndim", 0) not in (2, 3) or array.shape[0] * array.shape[1] < LEAST_COPIED:
         return None
-    for whole, trail in [*traced.newest(), *images_as_arrays()]:
+    for whole, trail in [*traced.newest(), *recent_images()]:
         corner = found_in(array, whole)
         if corner is not None:
             left, upper = corner
@@ -149,13 +149,16 @@ def copied_from(array: Any) -> Trail | None:
     return None
 
 
-def images_as_arrays() -> list[tuple[Any, Trail]]:
-    """The recent images once more, as arrays."""
+def recent_images() -> list[tuple[Any, Trail]]:
+    """The images that were made into arrays lately, the newest first, as they were then."""
     if not recent:
         return []
-    from numpy import asarray  # whoever made an image into an array has loaded it
+    from numpy import frombuffer  # whoever made an image into an array has loaded it
 
-    return [(asarray(image), trail_of(image)) for image in reversed(list(recent))]
+    return [
+        (frombuffer(pixels["data"], pixels["typestr"]).reshape(pixels["shape"]), trail)
+        for _, pixels, trail in reversed(list(recent))
+    ]
 
 
 def found_in(array: Any, whole: Any) -> tuple[int, int] | None:

@@ -19,6 +19,8 @@ Size = tuple[int, int]
 Geometry = Callable[[Size, Size, dict[str, Any]], Matrix | None]
 """(size of the image, size of the result, arguments) -> how the result's pixels lie in the image."""
 NEARLY = 1e-6
+KEEPS_TRAIL = "_keeps_trail"
+"""The attribute of a function that was wrapped."""
 
 
 def unchanged(size: Size, result: Size, arguments: dict[str, Any]) -> Matrix | None:
@@ -64,8 +66,8 @@ def cv_warped(size: Size, result: Size, arguments: dict[str, Any]) -> Matrix | N
     area = a * e - b * d
     if not area or int(arguments.get("flags") or 0) & 16:  # WARP_INVERSE_MAP
         return None
-    g, h, j, k = e / area, -b / area, -d / area, a / area
-    if not (max(abs(h), abs(j)) < NEARLY or max(abs(g), abs(k)) < NEARLY):
+    g, h, j, k = (0.0 if abs(x) < NEARLY else x for x in (e / area, -b / area, -d / area, a / area))
+    if (g or k) and (h or j):
         return None
     x, y = 0.5 - g * (c + 0.5) - h * (f + 0.5), 0.5 - j * (c + 0.5) - k * (f + 0.5)
     return (g, h, x, j, k, y)
@@ -152,7 +154,7 @@ def is_image(value: Any) -> bool:
 def wrap(module: Any, name: str, names: tuple[str, ...], geometry: Geometry) -> None:
     """A function that is given an image first and gives an image, alone or as the last of several values."""
     original = getattr(module, name, None)
-    if original is None or hasattr(original, "__wrapped__"):  # another release has none; OpenCV is loaded twice
+    if original is None or hasattr(original, KEEPS_TRAIL):  # another release has none
         return
 
     @wraps(original)
@@ -169,6 +171,7 @@ def wrap(module: Any, name: str, names: tuple[str, ...], geometry: Geometry) -> 
             traced.mark(made, trail.after(name, shown, geometry(size, (made.shape[1], made.shape[0]), arguments)))
         return result
 
+    setattr(function, KEEPS_TRAIL, True)
     setattr(module, name, function)
 
 
@@ -212,7 +215,7 @@ def opened(array: Any, trail: Trail | None, name: str) -> Any:
 
 def wrap_cv2(module: Any, show: Callable[[Any], None]) -> None:
     """OpenCV was imported: one thread, for whoever forks; `imshow` gives an image back."""
-    if not hasattr(module, "imread") or hasattr(module.imread, "__wrapped__"):
+    if not hasattr(module, "imread") or hasattr(module.resize, KEEPS_TRAIL):  # OpenCV is loaded twice
         return
     module.setNumThreads(1)
     for name, (names, geometry) in CV2.items():
