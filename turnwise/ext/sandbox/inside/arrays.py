@@ -22,6 +22,7 @@ LOOKED_AT = 4
 TRIES = 64
 """Places in one of them at which a row of the copy stands before it is given up."""
 
+
 class ArrayTrails:
     """Trails of arrays that functions of images gave, for as long as the arrays live."""
 

@@ -101,10 +101,18 @@ _DRAWN = (
     *("rectangle", "line", "circle", "ellipse", "putText", "polylines", "fillPoly", "drawContours", "arrowedLine"),
     *("drawMarker", "fillConvexPoly"),
 )
-CV2: dict[str, tuple[tuple[str, ...], Geometry]] = {
-    **{name: ((), unchanged) for name in (*_SAME, *_DRAWN)},
-    **{name: ((), lost) for name in _LOST},
-    **{name: ((), resized) for name in ("resize", "pyrDown", "pyrUp")},
+Wrapped = tuple[tuple[str, ...], Geometry]
+"""The names of a function's first parameters, where its geometry needs them, and the geometry."""
+
+
+def _all(names: tuple[str, ...], geometry: Geometry) -> dict[str, Wrapped]:
+    return dict.fromkeys(names, ((), geometry))
+
+
+CV2: dict[str, Wrapped] = {
+    **_all((*_SAME, *_DRAWN), unchanged),
+    **_all(_LOST, lost),
+    **_all(("resize", "pyrDown", "pyrUp"), resized),
     "rotate": (("src", "rotateCode"), cv_rotated),
     "flip": (("src", "flipCode"), cv_flipped),
     "transpose": ((), cv_transposed),
@@ -112,27 +120,22 @@ CV2: dict[str, tuple[tuple[str, ...], Geometry]] = {
     "warpAffine": (("src", "M", "dsize", "dst", "flags"), cv_warped),
 }
 """Functions of OpenCV that give an image, or draw on one."""
-_ANGLE = (("image", "angle", "resize", "center"), turned_by_angle)
-SKIMAGE: dict[str, dict[str, tuple[tuple[str, ...], Geometry]]] = {
-    "skimage.color.colorconv": {
-        name: ((), unchanged) for name in ("rgb2gray", "rgba2rgb", "gray2rgb", "rgb2hsv", "hsv2rgb", "rgb2lab")
-    },
-    "skimage.transform._warps": {"resize": ((), resized), "rescale": ((), resized), "rotate": _ANGLE},
-    "skimage.exposure.exposure": {
-        name: ((), unchanged) for name in ("equalize_hist", "rescale_intensity", "adjust_gamma", "adjust_log")
-    },
-    "skimage.exposure._adapthist": {"equalize_adapthist": ((), unchanged)},
-    "skimage.filters._gaussian": {"gaussian": ((), unchanged)},
-    **{
-        module: {name: ((), unchanged) for name in ("img_as_ubyte", "img_as_float", "img_as_float32")}
-        for module in ("skimage.util.dtype", "skimage.util")
-    },
+_TURN: dict[str, Wrapped] = {"rotate": (("image", "angle", "resize", "center"), turned_by_angle)}
+_KINDS = _all(("img_as_ubyte", "img_as_float", "img_as_float32"), unchanged)
+SKIMAGE: dict[str, dict[str, Wrapped]] = {
+    "skimage.color.colorconv": _all(("rgb2gray", "rgba2rgb", "gray2rgb", "rgb2hsv", "hsv2rgb", "rgb2lab"), unchanged),
+    "skimage.transform._warps": _TURN | _all(("resize", "rescale"), resized),
+    "skimage.exposure.exposure": _all(("equalize_hist", "rescale_intensity", "adjust_gamma", "adjust_log"), unchanged),
+    "skimage.exposure._adapthist": _all(("equalize_adapthist",), unchanged),
+    "skimage.filters._gaussian": _all(("gaussian",), unchanged),
+    "skimage.util.dtype": _KINDS,
+    "skimage.util": _KINDS,
 }
 """By the module that a function is defined in: the packages look it up there when it is used."""
-NDIMAGE: dict[str, tuple[tuple[str, ...], Geometry]] = {
+NDIMAGE: dict[str, Wrapped] = {
     "rotate": (("input", "angle"), turned_by_angle),
-    "zoom": ((), resized),
-    **{name: ((), unchanged) for name in ("gaussian_filter", "median_filter", "uniform_filter", "convolve")},
+    **_all(("zoom",), resized),
+    **_all(("gaussian_filter", "median_filter", "uniform_filter", "convolve"), unchanged),
 }
 
 
@@ -159,7 +162,7 @@ def wrap(module: Any, name: str, names: tuple[str, ...], geometry: Geometry) -> 
 
     @wraps(original)
     def function(*given: Any, **keywords: Any) -> Any:
-        image = given[0] if given else next((keywords[key] for key in FIRST if key in keywords), None)
+        image: Any = given[0] if given else next((keywords[key] for key in FIRST if key in keywords), None)
         if not is_image(image):
             return original(*given, **keywords)
         trail, size = known(image), (image.shape[1], image.shape[0])
@@ -236,7 +239,7 @@ def wrap_cv2(module: Any, show: Callable[[Any], None]) -> None:
     module.waitKey = module.namedWindow = module.destroyAllWindows = module.destroyWindow = no_window
 
 
-def wrap_all(functions: dict[str, tuple[tuple[str, ...], Geometry]]) -> Callable[[Any], None]:
+def wrap_all(functions: dict[str, Wrapped]) -> Callable[[Any], None]:
     """For a module with these functions."""
 
     def change(module: Any) -> None:
