@@ -22,6 +22,7 @@ _PLAYED_ELSEWHERE = {
     **dict.fromkeys(("env_class", "env", "environment", "env_kwargs", "env_config"),
                     "an environment is named in rollout.agent and rollout.agent_options"),
     ENV_NAME: "rollout.tool_options={TOOL: {env_names: [NAME]}} gives the tool to its rows alone",
+    "multi_modal_data": "images stand in the column images",
     "functions": "schemas of tools stand in the column tools",
     **dict.fromkeys(("system", "system_prompt"), "a system message stands in the prompt"),
     **dict.fromkeys(("chat_template_kwargs", "enable_thinking"), "chat.template_kwargs sets it for all rows"),
@@ -50,10 +51,10 @@ def tools_of_column(sample: Sample, offered: Sequence[str]) -> tuple[str, ...] |
     for name in names:
         if name not in offered:
             has = f"it has {', '.join(offered)}" if offered else "it has none"
+            own = name if name.isidentifier() and len(name) < LONGEST_NAME else "NAME"
             raise PluginError(
                 f"sample {sample.id}: its column tools has {name[:LONGEST_NAME]!r}, which rollout.tools does not offer "
-                f"({has}): add FILE.py:{name if name.isidentifier() and len(name) < LONGEST_NAME else 'NAME'}, or leave"
-                " the column out"
+                f"({has}): add FILE.py:{own}, the tool or one that answers for it, or leave the column out"
             )
     return names
 
