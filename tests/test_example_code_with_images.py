@@ -124,6 +124,8 @@ def test_rows_with_an_environment_may_look_and_others_have_one_turn(
     small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_REPO", str(small[1]))
+    monkeypatch.setenv("BASE_MODEL_PATH", str(small[0]))
+    monkeypatch.delenv("VLLM_MODEL_PATH", raising=False)
     config = compose([f"profile='{FOLDER / 'smoke.yaml'}'"], FOLDER / "codev_7b.yaml").config
     plan = prepare(config, "train").plan
     routes = {(route.data_source, route.agent, route.tools): count for route, count in plan.routes.items()}

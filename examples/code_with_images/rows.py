@@ -1,4 +1,4 @@
-"""Rows of the files as they are, those with an environment with the prompt of `system_prompt.txt` before the question."""
+"""Rows of the files as they are, after the prompt of `system_prompt.txt` where they have an environment, once."""
 
 from pathlib import Path
 from typing import Any
