@@ -67,7 +67,7 @@ import numpy
 from skimage import filters, measure, morphology
 mask = numpy.kron(numpy.eye(2), numpy.ones((8, 8))) > 0
 [one.area for one in measure.regionprops(measure.label(mask))], filters.threshold_otsu(mask * 1.0)
-morphology.binary_erosion(mask)
+morphology.erosion(mask)
 """,
     # Made now because it reads /proc, which sessions may not.
     "sklearn.cluster": """
