@@ -11,7 +11,7 @@ from turnwise.config import Config
 from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.device_limit import hold_to
 from turnwise.engines.devices import EngineChoice, choose, device_of
-from turnwise.engines.memory_plan import MemoryPlan, Part, memory_here, shares_weights
+from turnwise.engines.memory_plan import MemoryPlan, MemoryHolder, memory_here, shares_weights
 from turnwise.engines.opener import (
     LearnerParts,
     Opener,
@@ -90,7 +90,7 @@ def open_cuda(
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
     clock: "DeviceClock | None" = None,
-    part: Part = Part.both,
+    part: MemoryHolder = MemoryHolder.both,
 ) -> OpenSampler:
     """The sampler of a GPU; `memory` says how large its cache may be and, with the `part` of it that this process has,
     what PyTorch may take; `model` is there already and in its format."""
@@ -144,9 +144,11 @@ def open_on_gpu(
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
+    from turnwise.engines.device_utilisation import busy_samples
 
     learner = open_learner(config, renderer, parts, memory=memory, say=say)
-    device, clock = torch.device(chosen.device), DeviceClock(torch.device(chosen.device))
+    device = torch.device(chosen.device)
+    clock = DeviceClock(device, busy_samples(device))
     same = learner.device == device and not config.learner.lora_rank
     writer = _writer(config, chosen, learner.model, share=same)
     opened = open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)
@@ -213,7 +215,7 @@ def open_learner(
     regime: "Regime | None" = None,
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
-    part: Part = Part.both,
+    part: MemoryHolder = MemoryHolder.both,
     say: Say | None = None,
 ) -> "LocalLearner":
     """The learner of a config: all weights or LoRA. `regime` is the sampler's, where it is proven; `model` is what it

@@ -45,7 +45,7 @@ def _meaning(message: Message) -> list[Any]:
     return [message.role.value, parts, message.tool_call_id, message.name]
 
 
-def _part(part: Part) -> list[str]:
+def _part(part: MemoryHolder) -> list[str]:
     match part:
         case Text(text):
             return ["text", text]

@@ -114,7 +114,7 @@ def _turns(path: Path) -> list[Part]:
 def _part(table: Any, path: Path) -> Part:
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
         raise StorageError(f"{path} holds no table of tensors by name")
-    part: Part = {}
+    part: MemoryHolder = {}
     for name, value in table.items():
         if name.endswith("_extra_state"):
             continue  # Transformer Engine's own, of eight-bit training
@@ -173,7 +173,7 @@ def read_distributed_megatron(tensors: Mapping[str, Stored], config: DecoderConf
 
 def distributed_part(tensors: Mapping[str, Stored], config: DecoderConfig, where: str) -> Part:
     """That format as the part of a grid of one rank: its tensors are whole, as a rule those of all layers in one."""
-    part: Part = {}
+    part: MemoryHolder = {}
     for name, stored in tensors.items():
         if not name.startswith(("decoder.", "embedding.", "output_layer.")) or "_extra_state" in name:
             continue  # an optimiser, random states

@@ -225,7 +225,7 @@ def _message_row(message: Message, cache: Made) -> Row:
     return row
 
 
-def _part_row(part: Part) -> Row:
+def _part_row(part: MemoryHolder) -> Row:
     if isinstance(part, Text):
         return {"kind": "text", "value": part.text}
     return {"kind": "image", "value": part.source}
