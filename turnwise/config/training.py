@@ -278,6 +278,9 @@ class LearnerConfig:
     processes: int = knob(1, at_least(1, 1024), may_change(), changes_work(), for_sft())
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
+    routing_replay: bool = knob(False, changes_work())
+    """Let each token take the experts in the learner that it took in the sampler, with weights and gradients of the
+    learner's own routers. Set it for mixture-of-experts models whose log-prob gap is large."""
     lora_rank: int = knob(0, at_least(0, 65536), changes_work(), for_sft())
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"), for_sft())

@@ -20,7 +20,7 @@ from turnwise.engines.opener import (
     opener_of,
     sharded_learners,
 )
-from turnwise.engines.publish_weights import check_trainable, needs_files, weights_folder
+from turnwise.engines.publish_weights import check_replay, check_trainable, needs_files, weights_folder
 from turnwise.engines.samplers.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ async def open_pair(config: Config, renderer: "Renderer", parts: LearnerParts, s
             beside = sharded_learners().open_beside(config, renderer, parts, say)
             pair = await _open_beside(config, renderer, await stack.enter_async_context(beside), say, keep)
         elif (chosen := choose(config)).on_gpu:
+            check_replay(config, routes=False)
             pair = open_on_gpu(config, chosen, renderer, parts, say, memory)
             keep(pair.sampler)
         else:
@@ -82,6 +83,6 @@ async def _open_beside(
 
     opened = await open_sampler(config, renderer, say)
     keep(opened.sampler)
-    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_trainable(config, opened.sampler.capabilities)
     torch.set_num_threads(opened.threads)
     return OpenPair(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))

@@ -194,12 +194,16 @@ async def open_apart(
     chosen, trained, same = choose(config), read_policy(config, Precision.float32), False
     if extensions.engine(config.engine.name).here:
         same = chosen.precision is Precision.float32
+        if config.learner.routing_replay:
+            trained.follow_routers()
         writer = copy.deepcopy(trained) if same else read_policy(config, chosen.precision)
+        if config.learner.routing_replay:
+            writer.follow_routers()
         opened = open_cpu(config, chosen, renderer, say, model=writer)
     else:
         opened = await opener_of(config).open(config, renderer, say)
     keep(opened.sampler)
-    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_trainable(config, opened.sampler.capabilities)
     torch.set_num_threads(opened.threads)
     learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
     same = same and learner.device.type == "cpu" and not learner.forward.narrow

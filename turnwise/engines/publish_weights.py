@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.config import Config
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
@@ -25,14 +26,29 @@ PART_BYTES = 2**30
 _PREFIX = "turnwise-weights-"
 
 
-def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> None:
+def check_trainable(config: Config, capabilities: Capabilities) -> None:
     """Refuse a sampler whose tokens cannot be learned from, or that takes nothing of what will be published."""
+    name, lora = config.engine.name, bool(config.learner.lora_rank)
     if capabilities.logprobs is Logprobs.NONE:
         raise ConfigError(f"training needs log-probs: engine={name} gives none")
+    check_replay(config, routes=capabilities.routes)
     if not capabilities.updates & ({FullWeights, WeightsFolder, Adapter} if lora else {FullWeights, WeightsFolder}):
         kinds = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
         raise ConfigError(
             f"training publishes {'' if lora else 'all '}weights after each step, but engine={name} takes: {kinds}"
+        )
+
+
+def check_replay(config: Config, *, routes: bool) -> None:
+    """Refuse a learner that is to take the sampler's experts where it cannot, or where nobody says which they are."""
+    if not config.learner.routing_replay:
+        return
+    if config.learner.processes > 1:
+        raise ConfigError("learner.routing_replay needs learner.processes=1: ranks do not take a sampler's experts")
+    if not routes:
+        raise ConfigError(
+            f"learner.routing_replay: engine={config.engine.name} does not say here which experts it chose; "
+            "only our own sampler on the CPU does (engine=torch, without a cluster)"
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
 from turnwise.engines.model.recurrence import Recurrence
+from turnwise.engines.model.routing import Routing
 from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.errors import EngineError
 
@@ -61,11 +62,12 @@ class ForwardPass:
         """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
         _check_vision(model, batch)
         if model.shape.no_packing is None:
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.image_sequences)
+            images, experts = batch.image_sequences, batch.experts
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, images, experts)
         return torch.cat(
             [
-                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences)
-                for tokens, rows, sequences in _apart(batch)
+                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences, experts)
+                for tokens, rows, sequences, experts in _apart(batch)
             ]
         )
 
@@ -77,8 +79,11 @@ class ForwardPass:
         rows: Tensor,
         recompute: int,
         sequences: Sequence[ImageSequence],
+        experts: Tensor | None,
     ) -> Tensor:
         inputs = self._inputs(model, tokens, lengths, sequences)
+        if experts is not None:
+            inputs = replace(inputs, routing=Routing(experts))
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
@@ -142,7 +147,7 @@ class ForwardPass:
         if batch.image_sequences:
             raise EngineError("log-probs by the sampler's own arithmetic are made of text alone, and there are images")
         parts: list[Tensor] = []
-        for tokens, inside, _ in _apart(batch):
+        for tokens, inside, *_ in _apart(batch):
             places = pad_rows(torch.arange(len(tokens)), regime)
             hidden = model(ModelInputs(pad_rows(tokens, regime), places), attention.exact([len(tokens)], regime))
             for rows in torch.split(inside, EXACT_CHUNK):
@@ -156,13 +161,14 @@ def _check_vision(model: PolicyModel, batch: DeviceBatch) -> None:
         raise EngineError(f"{type(model).__name__} reads text only, and there are images in this batch")
 
 
-def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]]:
-    """The tokens of each sequence that has any of the policy's, the places of those in it, and its images."""
+def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence, ...], Tensor | None]]:
+    """The tokens of each sequence that has any of the policy's, the places of those in it, its images and experts."""
     tokens, index = torch.split(batch.tokens, [*batch.lengths]), torch.split(batch.index, [*batch.written])
-    sequences: list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]] = []
+    sequences: list[tuple[Tensor, Tensor, tuple[ImageSequence, ...], Tensor | None]] = []
     start = 0
     for number, (own, inside) in enumerate(zip(tokens, index, strict=True)):
         if len(inside):
-            sequences.append((own, inside - start, batch.image_sequences[number : number + 1]))
+            experts = None if batch.experts is None else batch.experts[start : start + len(own)]
+            sequences.append((own, inside - start, batch.image_sequences[number : number + 1], experts))
         start += len(own)
     return sequences

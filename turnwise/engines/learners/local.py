@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -285,13 +285,14 @@ class LocalLearner:
 
     def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None, recompute: int = 0) -> Tensor:
         if critic.trunk is not None:
-            hidden = self.forward.hidden(critic.trunk, batch, recompute)
+            hidden = self.forward.hidden(critic.trunk, replace(batch, experts=None), recompute)
         values: Tensor = critic(hidden)
         return values
 
     def _reference_logprobs(self, batch: DeviceBatch) -> Tensor:
         if not self._has_reference:
             raise EngineError("this learner has no reference policy")
+        batch = replace(batch, experts=None)  # other weights: its own routers choose
         if self._start is not None:
             return self.forward.logprobs(self._start, batch)
         with self.model.without_adapter():

@@ -65,6 +65,7 @@ def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
         media=tuple(MediaSpan(span.media, int(places[span.start])) for span in batch.media if tokens[span.start]),
         trajectory=np.searchsorted(trajectories, batch.trajectory[written]),
         trajectory_tokens=batch.trajectory_tokens[trajectories],
+        experts=None if batch.experts is None else batch.experts[tokens],
         **cut,
     )
     return BatchPart(smaller, part.places[written])

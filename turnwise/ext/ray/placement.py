@@ -163,7 +163,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
         say(f"the run needs more than the cluster has and waits for nodes: {in_words(every)}; {connection.room()}")
     opening = open_samplers(connection, config, say, training=True)
     async with _reserved_learner(connection, config) as group, opening as (pool, facts):
-        check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
+        check_trainable(config, pool.capabilities)
         learner = ActorLearner(
             connection,
             lambda: _make(connection, config, parts, facts, group),

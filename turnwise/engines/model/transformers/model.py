@@ -23,6 +23,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.linear import linear
+from turnwise.engines.model.attention import packed
 from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import (
@@ -46,6 +47,7 @@ from turnwise.engines.model.transformers.recurrent_layers import (
     recomputed,
     take_recurrent,
 )
+from turnwise.engines.model.transformers.routers import find_routers, within
 from turnwise.engines.model.transformers.skeleton import empty_model, make_room
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
@@ -95,6 +97,17 @@ class TransformersModel(PolicyModel):
             no_caching=probed.no_caching,
             no_graphs=probed.no_graphs,
         )
+
+    def follow_routers(self) -> None:
+        device = self._head.weight.device
+
+        def run(count: int) -> Tensor:
+            places = torch.arange(count, device=device)
+            return self._base(places % self.shape.vocab_size, places, packed([count], device))
+
+        if not self.shape.routers:
+            name = type(self.model).__name__
+            self.shape = replace(self.shape, routers=find_routers(name, self._decoder, run))
 
     @property
     def findings(self) -> ProbeFindings:
@@ -216,7 +229,8 @@ class TransformersModel(PolicyModel):
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
+            with within(inputs.routing):
+                hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
