@@ -11,6 +11,7 @@ import pytest
 import turnwise as tw
 from turnwise.config import Config
 from turnwise.errors import ConfigError, EpisodeError, TurnwiseError
+from turnwise.rollout.workers import hosts
 from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.pool import WorkerPool
@@ -122,7 +123,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def noted(module: str, channel: int) -> object:
         process = start(module, channel)
-        if module == pools.WORKER:
+        if module == hosts.WORKER:
             started.append(process.pid)
         return process
 
@@ -167,7 +168,9 @@ def test_a_worker_that_ends_or_stands_still_is_replaced(
     def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
         give(self, play)
         if len(struck) < 1 and play.message.number == 5:
-            struck.append(self._workers[0].process.pid)
+            host = self._workers[0].host
+            assert isinstance(host, hosts.HostProcess)
+            struck.append(host.process.pid)
             os.kill(struck[0], number)
 
     monkeypatch.setattr(WorkerPool, "_give", strike)
@@ -224,8 +227,8 @@ def test_objects_and_narrow_tools_are_refused_before_anything_starts(plugins: Pa
         tw.evaluate(config(2), interaction=customer)
     with pytest.raises(ConfigError, match=r"the tool calculate takes 1 call\(s\) at once"):
         tw.evaluate(config(2, "rollout.tool_options={calculate: {concurrency: 1}}"))
-    with pytest.raises(ConfigError, match="set one of rollout.workers and cluster"):
-        tw.evaluate(config(2, "cluster=ray"))
+    with pytest.raises(ConfigError, match=r"each of rollout.workers runs sandboxes on its own node"):
+        tw.evaluate(config(2, "cluster=ray", "ray.sandboxes=1"))
     assert processes == []
 
 

@@ -38,6 +38,7 @@ def demands(config: Config, *, training: bool) -> list[Demand]:
         Demand("samplers", samplers, cluster.sampler_cpus, cluster.sampler_gpus),
         Demand("scorers", cluster.scorers, cluster.service_cpus, 0.0),
         Demand("sandboxes", cluster.sandboxes, cluster.service_cpus, 0.0),
+        Demand("workers", config.rollout.workers, cluster.service_cpus, 0.0),
     ]
     return [demand for demand in every if demand.count]
 

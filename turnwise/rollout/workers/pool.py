@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import EngineError, TurnwiseError
+from turnwise.errors import EngineError, EngineLost, TurnwiseError
 from turnwise.rollout.plugin_calls import to_the_end
-from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
+from turnwise.rollout.workers.hosts import POLL_SECONDS, Host, Hosts
+from turnwise.rollout.workers.link import LinkLost, sendable
 from turnwise.rollout.workers.messages import (
     Ask,
     Cancel,
@@ -30,15 +29,13 @@ from turnwise.rollout.workers.messages import (
     Written,
 )
 from turnwise.storage import underway
-from turnwise.system import children, time_budget
+from turnwise.system import time_budget
 from turnwise.types import Sample
 
-WORKER = "turnwise.rollout.workers.worker"
 START_SECONDS = 300.0
 """For a worker to import, and to start what tools need."""
 END_SECONDS = 20.0
 """For a worker to close what it opened."""
-POLL_SECONDS = 0.005
 WAITED_SECONDS = 0.25
 """Between two words to a worker about turns that wait for a place."""
 HANG_SECONDS = 120.0
@@ -77,10 +74,9 @@ class AskUnderWay:
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One process, the link to it, and what it has under way."""
+    """One process, and what it has under way."""
 
-    process: children.Process
-    link: WorkerLink
+    host: Host
     plays: dict[int, PlayUnderWay] = field(default_factory=dict)
     asks: dict[int, AskUnderWay] = field(default_factory=dict)
     conversations: set[str] = field(default_factory=set)
@@ -89,7 +85,11 @@ class WorkerProcess:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"episode worker {self.process.pid}"
+        return self.host.name
+
+    def send(self, message: object) -> None:
+        """Tell it something."""
+        self.host.link.send(message)
 
 
 class WorkerPool:
@@ -98,8 +98,8 @@ class WorkerPool:
     A group is played by one worker. What is written does not depend on which: its noise is keyed by its place.
     """
 
-    def __init__(self, setup: Setup, sampler: Sampler | None, say: Callable[[str], None]) -> None:
-        self._setup, self._sampler, self._say = setup, sampler, say
+    def __init__(self, setup: Setup, hosts: Hosts, say: Callable[[str], None]) -> None:
+        self._setup, self._hosts, self._sampler, self._say = setup, hosts, hosts.sampler, say
         self._workers: list[WorkerProcess] = []
         self._listening: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._waiting: list[PlayUnderWay] = []
@@ -112,18 +112,21 @@ class WorkerPool:
         self._lost = 0
 
     async def start(self) -> None:
-        """Start all of them, side by side; what keeps one from starting is raised."""
+        """Start all of them, side by side; what keeps one from starting is raised. Some may come later."""
         started = [asyncio.create_task(self._started()) for _ in range(self._setup.workers)]
         try:
-            notes = [await task for task in started]
+            notes = await self._hosts.begun(started)
         except BaseException:
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
             await self.close()
             raise
-        for note in notes[0]:
+        for note in notes:
             self._say(note)
+        for task in started:
+            if not task.done():
+                self._later(task)
         self._telling = asyncio.create_task(self._look_after())
 
     async def play(self, sample: Sample, siblings: Sequence[int], step: int, drawn: Drawn) -> PlayUnderWay:
@@ -165,38 +168,44 @@ class WorkerPool:
 
     async def _started(self) -> Sequence[str]:
         """A new worker joins when it has loaded everything; what its tools said."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            link = await WorkerLink.open(ours)
-            worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link)
-        try:
-            link.send(self._setup)
+        for left in reversed(range(self._hosts.tries)):
             try:
-                async with asyncio.timeout(START_SECONDS):
-                    (first,) = await link.receive()
-            except TimeoutError as error:
-                raise EngineError(f"{worker.name} was not ready after {START_SECONDS:g} s") from error
-            except LinkLost as error:
-                words = children.exit_words(await self._reaped(worker))
-                raise EngineError(f"{worker.name} ended while it started: {words}") from error
-            if isinstance(first, Raised):
-                raise first.error
-            assert isinstance(first, Ready)
-        except BaseException:
-            children.kill(worker.process)
-            await to_the_end(self._reaped(worker))
-            raise
+                worker, notes = await self._loaded(await self._hosts.make())
+                break
+            except EngineLost as error:
+                if not left:
+                    raise
+                self._say(f"{error}; another one takes its place")
         self._workers.append(worker)
         self._listening[worker] = asyncio.create_task(self._listen(worker))
         while self._waiting:
             self._give(self._waiting.pop(0))
-        return first.notes
+        return notes
+
+    async def _loaded(self, host: Host) -> tuple[WorkerProcess, Sequence[str]]:
+        try:
+            host.link.send(self._setup)
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    first = await _first(host)
+            except TimeoutError as error:
+                raise EngineError(f"{host.name} was not ready after {START_SECONDS:g} s") from error
+            except LinkLost as error:
+                raise EngineLost(f"{host.name} ended while it started: {await host.reaped()}") from error
+            if isinstance(first, Raised):
+                raise first.error
+        except BaseException:
+            host.kill()
+            self._hosts.left(host)
+            await to_the_end(host.reaped())
+            raise
+        return WorkerProcess(host), first.notes
 
     async def _listen(self, worker: WorkerProcess) -> None:
         """produces: answers to the worker's turns, results. waits for: its messages. unblocked by: its end."""
         with contextlib.suppress(LinkLost):
             while True:
-                messages = await worker.link.receive()
+                messages = await worker.host.link.receive()
                 worker.heard = time.monotonic()
                 for message in messages:
                     self._take(worker, message)
@@ -238,11 +247,11 @@ class WorkerPool:
         assert self._sampler is not None
         try:
             completion = await self._sampler.generate(ask.request)
-            worker.link.send(Written(ask.number, completion, waited()))
+            worker.send(Written(ask.number, completion, waited()))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the episode says what becomes of it, as where the sampler is its own
-            worker.link.send(Raised(ask.number, sendable(error)))
+            worker.send(Raised(ask.number, sendable(error)))
         finally:
             worker.asks.pop(ask.number, None)
 
@@ -258,10 +267,10 @@ class WorkerPool:
                     worker.heard = now
                 if now - worker.heard > HANG_SECONDS:
                     self._say(f"{worker.name} has not been heard of for {HANG_SECONDS:g} s: it is ended")
-                    children.kill(worker.process)
+                    worker.host.kill()
                 waits = {number: ask.waited() for number, ask in worker.asks.items()}
                 if waits := {number: seconds for number, seconds in waits.items() if seconds > 0}:
-                    worker.link.send(Waited(waits))
+                    worker.send(Waited(waits))
 
     # --- losing one ---
 
@@ -272,8 +281,9 @@ class WorkerPool:
         self._workers.remove(worker)
         del self._listening[worker]
         underway.seen_elsewhere(worker, None)
-        children.kill(worker.process)
-        words = children.exit_words(await self._reaped(worker))
+        worker.host.kill()
+        self._hosts.left(worker.host)
+        words = await worker.host.reaped()
         self._lost += 1
         self._say(f"{worker.name} was lost ({words}): its {len(worker.plays)} groups are played again")
         for ask in list(worker.asks.values()):
@@ -281,9 +291,7 @@ class WorkerPool:
         for conversation in worker.conversations:
             if self._sampler is not None:
                 await self._sampler.release(conversation)
-        restart = asyncio.create_task(self._restart())
-        self._restarting.add(restart)
-        restart.add_done_callback(self._restarting.discard)
+        self._later(asyncio.create_task(self._started()))
         for play in list(worker.plays.values()):
             play.losses += 1
             if play.cancelled:
@@ -294,9 +302,15 @@ class WorkerPool:
             else:
                 self._give(play)
 
-    async def _restart(self) -> None:
+    def _later(self, starting: "asyncio.Task[Sequence[str]]") -> None:
+        """A worker joins when it can."""
+        joining = asyncio.create_task(self._join(starting))
+        self._restarting.add(joining)
+        joining.add_done_callback(self._restarting.discard)
+
+    async def _join(self, starting: "asyncio.Task[Sequence[str]]") -> None:
         try:
-            await self._started()
+            await starting
         except Exception as error:
             plays = [play for worker in self._workers for play in worker.plays.values()]
             for play in [*plays, *self._waiting]:
@@ -309,7 +323,7 @@ class WorkerPool:
             return
         worker = min(self._workers, key=lambda each: sum(len(p.message.siblings) for p in each.plays.values()))
         worker.plays[play.message.number] = play
-        worker.link.send(play.message)
+        worker.send(play.message)
 
     async def _cancel(self, play: PlayUnderWay) -> None:
         """Break it off, and wait until the worker has closed what it had open."""
@@ -318,7 +332,7 @@ class WorkerPool:
             self._waiting.remove(play)
         for worker in self._workers:
             if number in worker.plays:
-                worker.link.send(Cancel(number))
+                worker.send(Cancel(number))
         while any(number in worker.plays for worker in self._workers):
             await asyncio.sleep(POLL_SECONDS)
 
@@ -326,18 +340,19 @@ class WorkerPool:
         self._listening.pop(worker).cancel()
         for ask in list(worker.asks.values()):
             ask.task.cancel()
-        worker.link.send(End())
+        worker.send(End())
         with contextlib.suppress(LinkLost, TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                await worker.link.drain()
-                while worker.process.poll() is None:
-                    await asyncio.sleep(POLL_SECONDS)
-        children.kill(worker.process)
-        await self._reaped(worker)
+                await worker.host.link.drain()
+                await worker.host.ended()
+        worker.host.kill()
+        self._hosts.left(worker.host)
+        await worker.host.reaped()
 
-    async def _reaped(self, worker: WorkerProcess) -> int:
-        worker.link.close()
-        children.cut(worker.process)
-        while (status := worker.process.poll()) is None:
-            await asyncio.sleep(POLL_SECONDS)
-        return status
+
+async def _first(host: Host) -> Ready | Raised:
+    """What became of the Setup; before that it may have said that it lives."""
+    while True:
+        for message in await host.link.receive():
+            if isinstance(message, Ready | Raised):
+                return message
