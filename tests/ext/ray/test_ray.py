@@ -92,21 +92,27 @@ def said(console: Console) -> str:
     return console.file.getvalue()
 
 
+def lines(report: TrainReport) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
+
+
 def last_line(report: TrainReport) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = next(line for line in reversed(lines) if "cluster/samplers" in line)
-    return found
+    return next(line for line in reversed(lines(report)) if "cluster/samplers" in line)
 
 
-def test_a_run_with_kills_gives_the_numbers_of_one_process(tmp_path: Path, nodes: Any, exact_engine: None) -> None:
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_a_run_with_kills_gives_the_numbers_of_one_process(
+    tmp_path: Path, nodes: Any, exact_engine: None, workers: int
+) -> None:
     alone = run(tmp_path, Console(quiet=True), "run=alone", "training.steps=4")
     console = watching({
         "step 1/4": lambda: nodes.kill("SamplerActor"),
+        "step 2/4": lambda: nodes.kill("EpisodeActor") if workers else None,
         "step 3/4": lambda: nodes.kill("LearnerActor"),
     })  # fmt: skip
     report = run(
         tmp_path, console, "run=there", "training.steps=4", "cluster=ray", f"ray.address={nodes.address}",
-        "ray.samplers=2", "ray.scorers=1", deadly=True,
+        "ray.samplers=2", "ray.scorers=1", f"rollout.workers={workers}", "ray.service_cpus=0.5", deadly=True,
     )  # fmt: skip
     text = said(console)
     assert report.rewards == alone.rewards and any(one.has_signal for one in alone.rewards), text
@@ -117,7 +123,8 @@ def test_a_run_with_kills_gives_the_numbers_of_one_process(tmp_path: Path, nodes
     losses = {kind: metrics[f"cluster/{kind}_lost"] for kind in ("sampler", "scorer", "learner")}
     assert losses == {"sampler": 1.0, "scorer": 1.0, "learner": 1.0}, text
     assert "restored from checkpoint step_000002, 2 update(s) repeated" in text, text
-    for kind in ("SamplerActor", "LearnerActor", "ScorerActor"):
+    assert sum(one.get("rollout/workers_lost", 0.0) for one in lines(report)) == min(workers, 1), text
+    for kind in ("SamplerActor", "LearnerActor", "ScorerActor", "EpisodeActor"):
         assert nodes.wait_without(kind) == [], "nothing is left of a run"
 
 
