@@ -6,12 +6,8 @@ processes, because a machine has few cores; the driver speaks to each of them ap
 Rendering, ledgers and tools are not in it (`benchmarks/rollout.py` has them).
 `idle`: the real training loop and a real learner on Ray with such a sampler, for max_lag 0, 1 and 2.
 `weights`: the weights of a 0.5 B model in bfloat16 to one and more readers, by each way there is.
-`episodes`: whole evaluations on a cluster of four nodes with 0 and more episode workers: tool calls, growing contexts,
-scoring, storing and health checks. The turns of the engine lie ready, or come after so many seconds. Figures are the
-differences of a small and a large evaluation, each in a process of its own.
 
-    python benchmarks/scale.py [--parts rollout,idle,weights,episodes] [--samplers 1,2,4,16,64] [--conversations 10000]
-        [--workers 0,1,2,4] [--turn-seconds 0,2] [--samples 400,1600] [--at-once 400]
+    python benchmarks/scale.py [--parts rollout,idle,weights] [--samplers 1,2,4,16,64] [--conversations 10000]
 """
 
 import argparse
@@ -20,11 +16,8 @@ import json
 import os
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +30,6 @@ from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import FullWeights
-from turnwise.eval import evaluate
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, cluster_connection
 from turnwise.ext.ray.learner import LearnerWeights
@@ -47,9 +39,6 @@ from turnwise.ext.ray.weight_store import WeightsPlan, pack, unpack
 from turnwise.train import train
 from turnwise.types import Completion, FinishReason, VersionRun
 
-NODES = 4
-CALLS = 5
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%d + 17"}}\n</tool_call>'
 PROCESSES = 2
 TURN_TOKENS = 512
 PROMPT_TOKENS = 1024
@@ -336,102 +325,18 @@ def folders(shapes: dict[str, tuple[int, ...]], size: int) -> None:
             print(f"{way}, 1 reader: {whole:.2f} s (written in {written:.2f} s), {size / 1e9:.2f} GB in files")
 
 
-class ReadyTurns(SleepingSampler):
-    """Five calls of the calculator, then an answer; each comes after $SCALE_TURN seconds and costs nothing."""
-
-    def __init__(self, config: Config, source: object, tokenizer: Any) -> None:
-        super().__init__(config, source, tokenizer)
-        texts = [*(CALL % number for number in range(CALLS)), "#### 42"]
-        ids = [[*tokenizer.encode(text + "<|im_end|>").ids] for text in texts]
-        self._turns = [Completion.of(each, [-0.5] * len(each), FinishReason.STOP, version=0) for each in ids]
-        self._seconds, self._said = float(os.environ["SCALE_TURN"]), Counter[str]()
-
-    async def generate(self, request: Request) -> Completion:
-        if self._seconds:
-            await asyncio.sleep(self._seconds)
-        number = self._said[request.conversation]
-        self._said[request.conversation] += 1
-        return self._turns[min(number, CALLS)]
-
-    async def release(self, conversation: str) -> None:
-        self._said.pop(conversation, None)
-
-
-def evaluation(address: str, workers: int, samplers: int, samples: int, at_once: int) -> None:
-    """One of them; its turns, seconds and the CPU seconds of this process as JSON."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = configure(
-            f"engine={Path(__file__).resolve()}:ReadyTurns", "rollout.tools=[calculate]", "rollout.interaction=null",
-            f"rollout.workers={workers}", f"eval.samples={samples}", f"runs_dir={folder}", "cluster=ray",
-            f"rollout.concurrency={at_once}", f"ray.address={address}", f"ray.samplers={samplers}",
-        )  # fmt: skip
-        start = time.perf_counter()
-        report = evaluate(config, console=Console(quiet=True))
-        turns = sum(len(trajectory.turns) for trajectory in report.trajectories)
-        figures = {"seconds": time.perf_counter() - start, "run": time.process_time(), "turns": turns}
-        print(json.dumps(figures))
-
-
-def episodes(args: argparse.Namespace) -> None:
-    """Turns a second, and CPU a turn of the run's process and of all actors together."""
-    from ray.cluster_utils import Cluster
-
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    node = {"num_cpus": 4, "object_store_memory": 200 * 2**20, "include_dashboard": False}
-    counts = [int(one) for one in args.samples.split(",")]
-    for seconds, workers in [(s, w) for s in args.turn_seconds.split(",") for w in args.workers.split(",")]:
-        os.environ["SCALE_TURN"] = seconds
-        measured: list[dict[str, float]] = []
-        for samples in counts:
-            cluster = Cluster(initialize_head=True, head_node_args=node)
-            for _ in range(NODES - 1):
-                cluster.add_node(**node)
-            raylets = [one.all_processes["raylet"][0].process.pid for one in cluster.list_all_nodes()]
-            asked = [cluster.address, workers, str(NODES), str(samples), str(args.at_once)]
-            command = [sys.executable, __file__, "--one", *asked]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            time.sleep(2.0)  # until the actors are buried, whose CPU is known then
-            measured.append(json.loads(done.stdout.splitlines()[-1]) | {"actors": sum(map(cpu_of_dead, raylets))})
-            cluster.shutdown()
-        grown = {name: measured[1][name] - measured[0][name] for name in measured[0]}
-        run, actors = (1000 * grown[name] / grown["turns"] for name in ("run", "actors"))
-        print(
-            f"turns of {seconds} s, {NODES} samplers, {workers} workers: {grown['turns'] / grown['seconds']:7,.0f} "
-            f"turns/s; ms of CPU a turn: the run {run:.3f}, actors {actors:.3f}; load {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
-
-
-def cpu_of_dead(process: int) -> float:
-    """CPU seconds of the children of a process that have ended."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="rollout,idle,weights,episodes")
+    parser.add_argument("--parts", default="rollout,idle,weights")
     parser.add_argument("--samplers", default="1,2,4,16,64")
     parser.add_argument("--conversations", type=int, default=10_000, help="with the most samplers")
     parser.add_argument("--rate", type=float, default=25.0, help="tokens a second of one conversation")
-    parser.add_argument("--workers", default="0,1,2,4")
-    parser.add_argument("--turn-seconds", default="0,2")
-    parser.add_argument("--samples", default="400,1600", help="of the small and the large evaluation")
-    parser.add_argument("--at-once", type=int, default=400, help="episodes")
-    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        evaluation(args.one[0], *(int(one) for one in args.one[1:]))
-        return
     for part in args.parts.split(","):
         if part == "rollout":
             asyncio.run(rollouts(args))
         elif part == "idle":
             idle(args.rate)
-        elif part == "episodes":
-            episodes(args)
         else:
             asyncio.run(weights())
 

@@ -1,0 +1,164 @@
+"""Whole evaluations on a Ray cluster with 0 and more episode workers: turns a second, and CPU a turn.
+
+Four nodes on this machine, with a sampler each. Every episode calls a calculator five times and answers: six short
+turns of a growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the
+engine lie ready, or come after so many seconds each. Measured from the time when a fifth of the episodes has ended to
+that when nine tenths have, so that starting costs nothing. Each line is a process of its own.
+
+    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 400]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from turnwise import configure
+from turnwise import eval as evaluation
+from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.types import Completion, FinishReason, Trajectory
+
+NODES = 4
+CALLS = 5
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%d + 17"}}\n</tool_call>'
+TURN_ENV = "SCALE_TURN_SECONDS"
+
+
+class ReadyTurns:
+    """An engine that costs nothing: five calls of the calculator, then an answer, each after $SCALE_TURN_SECONDS."""
+
+    capabilities = Capabilities(Logprobs.SCALED, frozenset())
+    context_length = 4096
+
+    def __init__(self, config: Any, source: Any, tokenizer: Any) -> None:
+        texts = [*(CALL % number for number in range(CALLS)), "#### 42"]
+        ids = [[*tokenizer.encode(text + "<|im_end|>").ids] for text in texts]
+        self._turns = [Completion.of(each, [-0.5] * len(each), FinishReason.STOP, version=0) for each in ids]
+        self._seconds, self._said = float(os.environ[TURN_ENV]), Counter[str]()
+
+    async def generate(self, request: Request) -> Completion:
+        """The conversation's next turn."""
+        if self._seconds:
+            await asyncio.sleep(self._seconds)
+        number = self._said[request.conversation]
+        self._said[request.conversation] += 1
+        return self._turns[min(number, CALLS)]
+
+    async def release(self, conversation: str) -> None:
+        """Forget it."""
+        self._said.pop(conversation, None)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def publish(self, update: object, version: int) -> None:
+        """It has no weights."""
+
+    sleep = wake = close
+
+
+def cpu_of(kind: str, raylets: set[int]) -> float:
+    """CPU seconds so far of all actors of a class that these have started."""
+    seconds = 0.0
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) in raylets:
+                    seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+class Marks:
+    """What the clocks said when so many episodes had ended."""
+
+    def __init__(self, total: int, raylets: set[int]) -> None:
+        self._raylets = raylets
+        self._at = {total // 5, 9 * total // 10}
+        self._ended, self.turns = 0, 0
+        self.said: list[dict[str, float]] = []
+
+    def see(self, trajectory: Trajectory) -> None:
+        """One more has ended."""
+        self._ended, self.turns = self._ended + 1, self.turns + len(trajectory.turns)
+        if self._ended in self._at:
+            there = {kind: cpu_of(kind, self._raylets) for kind in ("EpisodeActor", "SamplerActor")}
+            self.said.append({"seconds": time.perf_counter(), "run": time.process_time(), "turns": self.turns} | there)
+
+
+def evaluate(workers: int, samples: int, at_once: int) -> None:
+    """One evaluation on a cluster of its own; its figures as JSON."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    cluster, shown = Cluster(), evaluation._progress
+    for _ in range(NODES):
+        cluster.add_node(num_cpus=3, object_store_memory=200 * 2**20, include_dashboard=False)
+    marks = Marks(samples, {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
+
+    @contextlib.contextmanager
+    def progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
+        with shown(console, total):
+            yield marks.see
+
+    evaluation._progress = progress
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = configure(
+                f"engine={Path(__file__).resolve()}:ReadyTurns", "rollout.tools=[calculate]", "cluster=ray",
+                "rollout.interaction=null", f"rollout.workers={workers}", f"eval.samples={samples}",
+                f"rollout.concurrency={at_once}", f"ray.address={cluster.address}", f"ray.samplers={NODES}",
+                f"runs_dir={folder}",
+            )  # fmt: skip
+            evaluation.evaluate(config, console=Console(quiet=True))
+    finally:
+        cluster.shutdown()
+    first, last = marks.said
+    figures = {name: last[name] - first[name] for name in first}
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--turn-seconds", type=float, nargs="+", default=[0, 2])
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--at-once", type=int, default=400, help="episodes")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one is not None:
+        evaluate(args.one, args.samples, args.at_once)
+        return
+    print(f"{len(os.sched_getaffinity(0))} cores; {args.samples} episodes, {args.at_once} at once, {NODES} samplers")
+    for seconds in args.turn_seconds:
+        for workers in args.workers:
+            asked = ["--one", str(workers), "--samples", str(args.samples), "--at-once", str(args.at_once)]
+            command = [sys.executable, __file__, *asked]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", TURN_ENV: str(seconds)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            one = json.loads(done.stdout.splitlines()[-1])
+            each = {name: 1000 * one[name] / one["turns"] for name in ("run", "EpisodeActor", "SamplerActor")}
+            print(
+                f"turns of {seconds:g} s, {workers} workers: {one['turns'] / one['seconds']:6,.0f} turns/s; ms of CPU "
+                f"a turn: the run {each['run']:.3f}, workers {each['EpisodeActor']:.3f}, samplers "
+                f"{each['SamplerActor']:.3f}; load {os.getloadavg()[0]:.0f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
