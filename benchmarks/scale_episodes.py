@@ -2,10 +2,8 @@
 
 Four nodes on this machine, with a sampler each. Every episode calls a calculator five times and answers: six short
 turns of a growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the
-engine lie ready, or come after so many seconds each. Measured from the time when a fifth of the episodes has ended to
-that when nine tenths have, so that starting costs nothing. Each line is a process of its own.
-
-    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 400]
+engine XX
+    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200]
 """
 
 import argparse
@@ -81,37 +79,43 @@ def cpu_of(kind: str, raylets: set[int]) -> float:
     return seconds
 
 
-class Marks:
-    """What the clocks said when so many episodes had ended."""
+class Clocks:
+    """What was spent while a block ran, and the turns that were played."""
 
-    def __init__(self, total: int, raylets: set[int]) -> None:
-        self._raylets = raylets
-        self._at = {total // 5, 9 * total // 10}
-        self._ended, self.turns = 0, 0
-        self.said: list[dict[str, float]] = []
+    def __init__(self, raylets: set[int]) -> None:
+        self._raylets, self.turns = raylets, 0
+        self.spent: dict[str, float] = {}
 
     def see(self, trajectory: Trajectory) -> None:
         """One more has ended."""
-        self._ended, self.turns = self._ended + 1, self.turns + len(trajectory.turns)
-        if self._ended in self._at:
-            there = {kind: cpu_of(kind, self._raylets) for kind in ("EpisodeActor", "SamplerActor")}
-            self.said.append({"seconds": time.perf_counter(), "run": time.process_time(), "turns": self.turns} | there)
+        self.turns += len(trajectory.turns)
+
+    def _now(self) -> dict[str, float]:
+        there = {kind: cpu_of(kind, self._raylets) for kind in ("EpisodeActor", "SamplerActor")}
+        return {"seconds": time.perf_counter(), "run": time.process_time()} | there
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Measure the block."""
+        before = self._now()
+        yield
+        self.spent = {name: value - before[name] for name, value in self._now().items()}
 
 
 def evaluate(workers: int, samples: int, at_once: int) -> None:
     """One evaluation on a cluster of its own; its figures as JSON."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120"}
     cluster, shown = Cluster(), evaluation._progress
     for _ in range(NODES):
         cluster.add_node(num_cpus=3, object_store_memory=200 * 2**20, include_dashboard=False)
-    marks = Marks(samples, {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
+    clocks = Clocks({node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
 
     @contextlib.contextmanager
     def progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
-        with shown(console, total):
-            yield marks.see
+        with shown(console, total), clocks.running():
+            yield clocks.see
 
     evaluation._progress = progress
     try:
@@ -125,9 +129,7 @@ def evaluate(workers: int, samples: int, at_once: int) -> None:
             evaluation.evaluate(config, console=Console(quiet=True))
     finally:
         cluster.shutdown()
-    first, last = marks.said
-    figures = {name: last[name] - first[name] for name in first}
-    print(json.dumps(figures))
+    print(json.dumps(clocks.spent | {"turns": clocks.turns}))
 
 
 def main() -> None:
@@ -135,7 +137,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--turn-seconds", type=float, nargs="+", default=[0, 2])
     parser.add_argument("--samples", type=int, default=1000)
-    parser.add_argument("--at-once", type=int, default=400, help="episodes")
+    parser.add_argument("--at-once", type=int, default=200, help="episodes")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:

@@ -21,6 +21,7 @@ from turnwise.ext.ray.watchdog import ask_beat
 from turnwise.ext.ray.worker_actor import WORKER_CALLS, EpisodeActor
 from turnwise.rollout.workers.hosts import Host
 from turnwise.rollout.workers.link import LinkLost
+from turnwise.rollout.workers.messages import Ready
 
 GATHERING_SECONDS = 0.02
 """That finished groups wait for others: a call costs the run as much as several of them."""
@@ -37,6 +38,8 @@ class ActorLink:
         self._roster: Roster | None = None
         self._sending: asyncio.Task[None] | None = None
         self._begun = False
+        self.ready: Callable[[], None] = lambda: None
+        """Called when the worker has opened all that it needs."""
         self.problem = ""
         """Why it broke."""
 
@@ -84,6 +87,8 @@ class ActorLink:
         for message in messages:
             if isinstance(message, SamplerSuspected):
                 self._suspect(message)
+            elif isinstance(message, Ready):
+                self.ready()
         return [message for message in messages if not isinstance(message, SamplerSuspected)]
 
     async def drain(self) -> None:
@@ -105,6 +110,8 @@ class ActorHost:
         self.name = f"episode worker {place + 1} on {node}"
         self.place, self.client, self.link = place, client, link
         self._connection, self._actor = connection, actor
+        self._watch(connection.hang_seconds)
+        link.ready = lambda: self._watch(connection.silent_seconds)
 
     def kill(self) -> None:
         """The actor; what it started ends with it."""
@@ -124,7 +131,7 @@ class ActorHost:
         self.kill()
         return words
 
-    def watch(self, limit: float) -> None:
+    def _watch(self, limit: float) -> None:
         """One that stands still is killed: then it is lost as any other."""
 
         def silent(words: str) -> None:
@@ -170,7 +177,6 @@ class ClusterHosts:
             connection.kill(actor)
             raise
         host = ActorHost(connection, actor, place, client, node, ActorLink(connection, actor, self._suspected))
-        host.watch(connection.silent_seconds)
         if self._samplers is not None:
             self._samplers.watchers.add(self._show_all)
         self._hosts.append(host)
