@@ -4,6 +4,7 @@ Four nodes on this machine, with a sampler each. Every episode calls a calculato
 turns of a growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the
 engine lie ready, or come after so many seconds each. Measured while episodes are played, not while actors start. Each
 line is a process of its own.
+
     python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200]
 """
 
