@@ -108,7 +108,7 @@ def evaluate(workers: int, samples: int, at_once: int) -> None:
     """One evaluation on a cluster of its own; its figures as JSON."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120"}
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0"}
     cluster, shown = Cluster(), evaluation._progress
     for _ in range(NODES):
         cluster.add_node(num_cpus=3, object_store_memory=200 * 2**20, include_dashboard=False)
