@@ -17,56 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
+from workers import ReadyTurns  # actors look where this process does
 
 from turnwise import configure
 from turnwise import eval as evaluation
 from turnwise.engines.samplers.request import Request
-from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.types import Completion, FinishReason, Trajectory
+from turnwise.types import Completion, Trajectory
 
 NODES = 4
-CALLS = 5
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%d + 17"}}\n</tool_call>'
 TURN_ENV = "SCALE_TURN_SECONDS"
 
 
-class ReadyTurns:
-    """An engine that costs nothing: five calls of the calculator, then an answer, each after $SCALE_TURN_SECONDS."""
-
-    capabilities = Capabilities(Logprobs.SCALED, frozenset())
-    context_length = 4096
-
-    def __init__(self, config: Any, source: Any, tokenizer: Any) -> None:
-        texts = [*(CALL % number for number in range(CALLS)), "#### 42"]
-        ids = [[*tokenizer.encode(text + "<|im_end|>").ids] for text in texts]
-        self._turns = [Completion.of(each, [-0.5] * len(each), FinishReason.STOP, version=0) for each in ids]
-        self._seconds, self._said = float(os.environ[TURN_ENV]), Counter[str]()
+class TimedTurns(ReadyTurns):
+    """Turns that lie ready, and come after $SCALE_TURN_SECONDS each."""
 
     async def generate(self, request: Request) -> Completion:
         """The conversation's next turn."""
-        if self._seconds:
-            await asyncio.sleep(self._seconds)
-        number = self._said[request.conversation]
-        self._said[request.conversation] += 1
-        return self._turns[min(number, CALLS)]
-
-    async def release(self, conversation: str) -> None:
-        """Forget it."""
-        self._said.pop(conversation, None)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-    async def publish(self, update: object, version: int) -> None:
-        """It has no weights."""
-
-    sleep = wake = close
+        if seconds := float(os.environ[TURN_ENV]):
+            await asyncio.sleep(seconds)
+        return await super().generate(request)
 
 
 def cpu_of(kind: str, raylets: set[int]) -> float:
@@ -123,7 +96,7 @@ def evaluate(workers: int, samples: int, at_once: int) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             config = configure(
-                f"engine={Path(__file__).resolve()}:ReadyTurns", "rollout.tools=[calculate]", "cluster=ray",
+                f"engine={Path(__file__).resolve()}:TimedTurns", "rollout.tools=[calculate]", "cluster=ray",
                 "rollout.interaction=null", f"rollout.workers={workers}", f"eval.samples={samples}",
                 f"rollout.concurrency={at_once}", f"ray.address={cluster.address}", f"ray.samplers={NODES}",
                 f"runs_dir={folder}",

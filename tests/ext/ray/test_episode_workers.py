@@ -20,7 +20,7 @@ from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection
 from turnwise.ext.ray.episode_workers import ActorHost, ActorLink, ClusterHosts
 from turnwise.ext.ray.resource_needs import demands
-from turnwise.ext.ray.roster import Roster, RosterEntry, RosterSampler, SamplerSuspected, shares
+from turnwise.ext.ray.roster import Roster, RosterEntry, RosterSampler, SamplerSuspected, SamplerWrote, shares
 from turnwise.ext.ray.sampler_actor import SamplerActor
 from turnwise.ext.ray.samplers import ActorSampler, ClusterSamplers
 from turnwise.ext.ray.worker_actor import Letterbox
@@ -158,6 +158,7 @@ def test_a_sampler_that_goes_away_is_told_of_and_its_turns_are_lost_but_not_the_
         assert all(isinstance(one, EngineLost) and one.elsewhere for one in lost)
         assert [one for one in told if isinstance(one, SamplerSuspected)] == told and len(told) == 1
         assert told[0].key == (1, 1) and "ActorDiedError" in told[0].problem  # type: ignore[attr-defined]
+        told.clear()
         assert (await sampler.generate(turn("c0"))).token_ids.tolist() == [2], "one that is not its own, in need"
         sampler.take(roster())
         later = asyncio.create_task(sampler.generate(turn("d")))
@@ -166,9 +167,11 @@ def test_a_sampler_that_goes_away_is_told_of_and_its_turns_are_lost_but_not_the_
         back = There(1)
         sampler.take(roster((back, 1.0), starts=2))
         assert (await later).token_ids.tolist() == [1]
+        assert (await sampler.generate(turn("d"))).token_ids.tolist() == [1]
         sampler.take(roster(given_up="no replica is left: they burn"))
         with pytest.raises(EngineError, match="they burn"):
             await sampler.generate(turn("e"))
+        assert told == [SamplerWrote((2, 1)), SamplerWrote((1, 2))], "each once"
 
     within(main())
 
@@ -235,7 +238,7 @@ class Mailed:
 
 def test_messages_keep_their_order_a_roster_comes_before_them_and_the_end_is_heard_of() -> None:
     async def main() -> None:
-        actor, told = Mailed(), list[SamplerSuspected]()
+        actor, told = Mailed(), list[object]()
         link = ActorLink(connection([]), actor, told.append)
         link.show(roster())
         await asyncio.sleep(0.01)
@@ -248,9 +251,10 @@ def test_messages_keep_their_order_a_roster_comes_before_them_and_the_end_is_hea
         await link.drain()
         assert actor.seen == [roster(), 0, 1, 2, 3, roster(given_up="late"), 4]
         assert await actor.box.receive() == [0, 1, 2, 3, 4]
-        for message in (Ready([]), SamplerSuspected((1, 1), "silent"), End()):
+        news = [SamplerSuspected((1, 1), "silent"), SamplerWrote((1, 1))]
+        for message in (Ready([]), *news, End()):
             actor.box.send(message)
-        assert await link.receive() == [Ready([]), End()] and told == [SamplerSuspected((1, 1), "silent")]
+        assert await link.receive() == [Ready([]), End()] and told == news
         actor.box.send("the last word")
         actor.box.close()
         assert await link.receive() == ["the last word"]
@@ -304,6 +308,9 @@ def test_shares_are_given_out_anew_when_a_worker_or_a_sampler_comes_or_goes() ->
         assert parts == [[("sampler 2", 1.0), ("sampler 1", 0.0)], [("sampler 2", 0.0), ("sampler 1", 1.0)]]
         hosts.left(made[0])
         assert [entry.share for entry in shown[1][-1].entries] == [1.0, 1.0]
+        pool._seats[1].restarts = 4
+        pool.wrote((2, 0))
+        assert pool._seats[1].restarts == 0, "it was not started in vain"
         pool.suspect((2, 0), "it did not answer")
         assert pool.lost == 1 and [entry.name for entry in shown[1][-1].entries] == ["sampler 1"]
         hosts.left(made[1])

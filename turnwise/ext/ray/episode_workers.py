@@ -15,7 +15,7 @@ from turnwise.errors import EngineLost, one_line
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, joined
 from turnwise.ext.ray.resource_needs import demands, in_words
-from turnwise.ext.ray.roster import Roster, RosterEntry, SamplerSuspected, shares
+from turnwise.ext.ray.roster import Roster, RosterEntry, SamplerSuspected, SamplerWrote, shares
 from turnwise.ext.ray.samplers import ActorSampler, ClusterSamplers
 from turnwise.ext.ray.watchdog import ask_beat
 from turnwise.ext.ray.worker_actor import WORKER_CALLS, EpisodeActor
@@ -32,8 +32,10 @@ ACTOR = "its process"
 class ActorLink:
     """The run's end of the link to a worker's actor: one call at a time each way, so that nothing is overtaken."""
 
-    def __init__(self, connection: Connection, actor: Any, suspect: Callable[[SamplerSuspected], None]) -> None:
-        self._connection, self._actor, self._suspect = connection, actor, suspect
+    def __init__(
+        self, connection: Connection, actor: Any, hear: Callable[[SamplerSuspected | SamplerWrote], None]
+    ) -> None:
+        self._connection, self._actor, self._hear = connection, actor, hear
         self._outbox: list[object] = []
         self._roster: Roster | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -85,11 +87,11 @@ class ActorLink:
             raise LinkLost
         messages: list[Any] = pickle.loads(content)
         for message in messages:
-            if isinstance(message, SamplerSuspected):
-                self._suspect(message)
+            if isinstance(message, SamplerSuspected | SamplerWrote):
+                self._hear(message)
             elif isinstance(message, Ready):
                 self.ready()
-        return [message for message in messages if not isinstance(message, SamplerSuspected)]
+        return [message for message in messages if not isinstance(message, SamplerSuspected | SamplerWrote)]
 
     async def drain(self) -> None:
         """Until the actor has all messages."""
@@ -176,7 +178,7 @@ class ClusterHosts:
             self._taken.discard(place)
             connection.kill(actor)
             raise
-        host = ActorHost(connection, actor, place, client, node, ActorLink(connection, actor, self._suspected))
+        host = ActorHost(connection, actor, place, client, node, ActorLink(connection, actor, self._heard))
         if self._samplers is not None:
             self._samplers.watchers.add(self._show_all)
         self._hosts.append(host)
@@ -233,8 +235,13 @@ class ClusterHosts:
         serving = [] if self._samplers is None else self._samplers.serving
         return sorted(serving, key=lambda sampler: (sampler.node_id, sampler.key))
 
-    def _suspected(self, message: SamplerSuspected) -> None:
-        if self._samplers is not None:
+    def _heard(self, message: SamplerSuspected | SamplerWrote) -> None:
+        """What a worker says of a sampler."""
+        if self._samplers is None:
+            return
+        if isinstance(message, SamplerWrote):
+            self._samplers.wrote(message.key)
+        else:
             self._samplers.suspect(message.key, message.problem)
 
     def _show_all(self) -> None:

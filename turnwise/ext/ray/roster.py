@@ -47,6 +47,13 @@ class SamplerSuspected:
     problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerWrote:
+    """To the run: this actor has written its first turn here, so that it was not started in vain."""
+
+    key: Key
+
+
 def shares(samplers: int, workers: int, worker: int) -> list[float]:
     """How much of each sampler a worker has, all workers having as much: of 3 samplers the first of 2 workers has the
     first and half of the second. Neighbours are on one node, so that most of a worker's turns stay there."""
@@ -62,6 +69,7 @@ class SharedSampler(SamplerCalls):
         self.key, self.share = entry.key, entry.share
         self.busy = 0
         """Turns under way."""
+        self.wrote = False
         self.problem = ""
         """Why it is not asked until the run says that it serves."""
         self._begin(entry.actor)
@@ -109,7 +117,7 @@ class RosterSampler(SamplerElsewhere):
         sampler = await self._choose(request.conversation)
         sampler.busy += 1
         try:
-            return await sampler.generate(request)
+            completion = await sampler.generate(request)
         except EngineLost as error:
             if not sampler.problem:
                 sampler.problem = one_line(error)
@@ -117,6 +125,10 @@ class RosterSampler(SamplerElsewhere):
             raise EngineLost(f"{sampler.name}: {error}", elsewhere=bool(self._serving())) from error
         finally:
             sampler.busy -= 1
+        if not sampler.wrote:
+            sampler.wrote = True
+            self._tell(SamplerWrote(sampler.key))
+        return completion
 
     async def release(self, conversation: str) -> None:
         """Forget where it was, and have it forgotten there."""

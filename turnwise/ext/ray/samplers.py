@@ -196,9 +196,16 @@ class ClusterSamplers(Replicas):
 
     def suspect(self, key: tuple[int, int], problem: str) -> None:
         """Somebody else who asks this sampler had no answer: it is looked after as if we had none."""
-        for seat in self._seats:
-            if isinstance(seat.replica, ActorSampler) and seat.replica.key == key:
-                self._lose(seat, EngineLost(problem))
+        for seat in self._of(key):
+            self._lose(seat, EngineLost(problem))
+
+    def wrote(self, key: tuple[int, int]) -> None:
+        """Somebody else has had a turn of it."""
+        for seat in self._of(key):
+            seat.restarts = 0
+
+    def _of(self, key: tuple[int, int]) -> list[Any]:
+        return [seat for seat in self._seats if isinstance(seat.replica, ActorSampler) and seat.replica.key == key]
 
     def _moved(self) -> None:
         super()._moved()
