@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from turnwise.errors import ConfigError, EpisodeError, TurnwiseError
 from turnwise.rollout.workers import hosts
 from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.link import sendable
+from turnwise.rollout.workers.messages import Play, Ready
 from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage import underway
 from turnwise.system import children, resources, time_budget
@@ -252,6 +255,65 @@ def test_a_training_with_workers_has_the_numbers_of_one_without(
     policies = [(report.run / "policy" / "model.safetensors").read_bytes() for report in (here, there)]
     assert policies[0] == policies[1]
     assert len(processes) == 2
+
+
+class Garbled:
+    """A worker that begins, and then says what nobody can read."""
+
+    name = "episode worker 1"
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.link = self
+        self._words: list[object] = [Ready([])]
+
+    def send(self, message: object) -> None:
+        if isinstance(message, Play):
+            self.told.set()
+
+    async def receive(self) -> list[object]:
+        if self._words:
+            return [self._words.pop()]
+        await self.told.wait()
+        raise AttributeError("there is no such message here")
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    kill = close
+
+    async def ended(self) -> str:
+        return "it was ended"
+
+    reaped = ended
+
+
+class GarbledHosts(hosts.HostsHere):
+    """Where all workers are like that."""
+
+    async def make(self) -> Any:
+        return Garbled()
+
+
+def test_a_group_of_which_a_word_could_not_be_read_is_not_waited_for():
+    async def main() -> None:
+        setup: Any = SimpleNamespace(workers=1)
+        said: list[str] = []
+        pool = WorkerPool(setup, GarbledHosts(None), said.append)
+        await pool.start()
+        sample: Any = SimpleNamespace(id="s")
+        drawn: Any = SimpleNamespace(split="test", sampling=None, scored=True)
+        with pytest.raises(AttributeError, match="no such message here"):
+            await asyncio.wait_for(pool.play(sample, [0], 0, drawn), 60)
+        while pool.take_lost() == 0:
+            await asyncio.sleep(0)
+        await pool.close()
+        assert "episode worker 1 was lost" in said[0]
+
+    asyncio.run(main())
 
 
 # --- parts -----------------------------------------------------------------------------------------------------

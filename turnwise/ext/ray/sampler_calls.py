@@ -69,6 +69,8 @@ class SamplerCalls:
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
         self._present()
+        if not self.collects:  # an answer would not be heard
+            raise EngineLost(f"{self.name} hands out nothing any more")
         number, self._next = self._next, self._next + 1
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future

@@ -203,12 +203,17 @@ class WorkerPool:
 
     async def _listen(self, worker: WorkerProcess) -> None:
         """produces: answers to the worker's turns, results. waits for: its messages. unblocked by: its end."""
-        with contextlib.suppress(LinkLost):
+        try:
             while True:
                 messages = await worker.host.link.receive()
                 worker.heard = time.monotonic()
                 for message in messages:
                     self._take(worker, message)
+        except LinkLost:
+            pass
+        except Exception as error:  # of what it said something was not heard: who waits for it hears this
+            for play in worker.plays.values():
+                play.fail(error)
         if not self._closed:
             await self._replace(worker)
 
@@ -294,6 +299,8 @@ class WorkerPool:
         self._later(asyncio.create_task(self._started()))
         for play in list(worker.plays.values()):
             play.losses += 1
+            if play.finished.done():
+                continue
             if play.cancelled:
                 play.fail(asyncio.CancelledError())
             elif play.losses >= MOST_LOSSES:
