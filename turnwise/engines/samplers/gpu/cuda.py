@@ -57,6 +57,8 @@ class CudaSampler(InProcessSampler):
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         reason = model.shape.no_caching or model.shape.no_packing
+        if model.shape.states and reason is None:
+            reason = "it keeps no states of recurrent layers"
         if reason is not None:
             raise EngineError(f"the cuda sampler cannot write with this model: {reason}")
         block = QUERY_BLOCK
