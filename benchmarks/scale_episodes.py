@@ -1,11 +1,11 @@
 """Whole evaluations on a Ray cluster with 0 and more episode workers: turns a second, and CPU a turn.
 
-Four nodes on this machine, with a sampler each. Every episode calls a calculator five times and answers: six short
+Four samplers on nodes of this machine. Every episode calls a calculator five times and answers: six short
 turns of a growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the
 engine lie ready, or come after so many seconds each. Measured while episodes are played, not while actors start. Each
 line is a process of its own.
 
-    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200]
+    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200] [--nodes 4]
 """
 
 import argparse
@@ -28,7 +28,7 @@ from turnwise import eval as evaluation
 from turnwise.engines.samplers.request import Request
 from turnwise.types import Completion, Trajectory
 
-NODES = 4
+SAMPLERS = 4
 TURN_ENV = "SCALE_TURN_SECONDS"
 
 
@@ -77,14 +77,15 @@ class Clocks:
         self.spent = {name: value - before[name] for name, value in self._now().items()}
 
 
-def evaluate(workers: int, samples: int, at_once: int) -> None:
+def evaluate(workers: int, samples: int, at_once: int, nodes: int) -> None:
     """One evaluation on a cluster of its own; its figures as JSON."""
     from ray.cluster_utils import Cluster
 
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0"}
-    cluster, shown = Cluster(), evaluation._progress
-    for _ in range(NODES):
-        cluster.add_node(num_cpus=3, object_store_memory=200 * 2**20, include_dashboard=False)
+    node = {"num_cpus": (SAMPLERS + workers) // nodes + 1, "object_store_memory": 200 * 2**20}
+    cluster, shown = Cluster(True, head_node_args=node | {"include_dashboard": False}), evaluation._progress
+    for _ in range(nodes - 1):
+        cluster.add_node(**node)
     clocks = Clocks({node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
 
     @contextlib.contextmanager
@@ -98,7 +99,7 @@ def evaluate(workers: int, samples: int, at_once: int) -> None:
             config = configure(
                 f"engine={Path(__file__).resolve()}:TimedTurns", "rollout.tools=[calculate]", "cluster=ray",
                 "rollout.interaction=null", f"rollout.workers={workers}", f"eval.samples={samples}",
-                f"rollout.concurrency={at_once}", f"ray.address={cluster.address}", f"ray.samplers={NODES}",
+                f"rollout.concurrency={at_once}", f"ray.address={cluster.address}", f"ray.samplers={SAMPLERS}",
                 f"runs_dir={folder}",
             )  # fmt: skip
             evaluation.evaluate(config, console=Console(quiet=True))
@@ -113,15 +114,19 @@ def main() -> None:
     parser.add_argument("--turn-seconds", type=float, nargs="+", default=[0, 2])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=200, help="episodes")
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
-        evaluate(args.one, args.samples, args.at_once)
+        evaluate(args.one, args.samples, args.at_once, args.nodes)
         return
-    print(f"{len(os.sched_getaffinity(0))} cores; {args.samples} episodes, {args.at_once} at once, {NODES} samplers")
+    print(
+        f"{len(os.sched_getaffinity(0))} cores; {args.samples} episodes, {args.at_once} at once, {SAMPLERS} samplers on {args.nodes} nodes"
+    )
     for seconds in args.turn_seconds:
         for workers in args.workers:
             asked = ["--one", str(workers), "--samples", str(args.samples), "--at-once", str(args.at_once)]
+            asked += ["--nodes", str(args.nodes)]
             command = [sys.executable, __file__, *asked]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", TURN_ENV: str(seconds)}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
