@@ -1,11 +1,12 @@
 """Whole evaluations on a Ray cluster with 0 and more episode workers: turns a second, and CPU a turn.
 
-Four samplers on nodes of this machine. Every episode calls a calculator five times and answers: six short
-turns of a growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the
-engine lie ready, or come after so many seconds each. Measured while episodes are played, not while actors start. Each
-line is a process of its own.
+Four samplers on nodes of this machine. Every episode calls a calculator five times and answers: six short turns of a
+growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the engine lie ready,
+or come after so many seconds each. Measured while episodes are played, not while actors start. Each line is a process
+of its own.
 
-    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200] [--nodes 4]
+    python benchmarks/scale_episodes.py [--workers 0 1 2 4] [--turn-seconds 0 2] [--samples 1000] [--at-once 200]
+        [--nodes 4]
 """
 
 import argparse
@@ -120,9 +121,8 @@ def main() -> None:
     if args.one is not None:
         evaluate(args.one, args.samples, args.at_once, args.nodes)
         return
-    print(
-        f"{len(os.sched_getaffinity(0))} cores; {args.samples} episodes, {args.at_once} at once, {SAMPLERS} samplers on {args.nodes} nodes"
-    )
+    cores, nodes = len(os.sched_getaffinity(0)), f"{SAMPLERS} samplers on {args.nodes} nodes"
+    print(f"{cores} cores; {args.samples} episodes, {args.at_once} at once, {nodes}")
     for seconds in args.turn_seconds:
         for workers in args.workers:
             asked = ["--one", str(workers), "--samples", str(args.samples), "--at-once", str(args.at_once)]
