@@ -1,7 +1,7 @@
 """Whole evaluations on a Ray cluster with 0 and more episode workers: turns a second, and CPU a turn.
 
 Four samplers on nodes of this machine. Every episode calls a calculator five times and answers: six short turns of a
-growing context, rendered, read, scored and written to parquet, with health checks on. The turns of the engine lie ready,
+growing context, rendered, read, scored and written to parquet, with health checks on. The engine's turns lie ready,
 or come after so many seconds each. Measured while episodes are played, not while actors start. Each line is a process
 of its own.
 
