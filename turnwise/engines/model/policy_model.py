@@ -37,11 +37,11 @@ class StateShape:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
 
-    @property
-    def bytes(self) -> int:
-        """The memory that the states of one sequence take."""
-        each = zip(self.shapes, self.dtypes, strict=True)
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in each)
+
+def state_bytes(states: Sequence[StateShape]) -> int:
+    """The memory that the states of one sequence take in all recurrent layers together."""
+    tensors = (pair for each in states for pair in zip(each.shapes, each.dtypes, strict=True))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in tensors)
 
 
 @dataclass(frozen=True, slots=True)

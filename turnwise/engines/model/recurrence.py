@@ -33,10 +33,10 @@ class Recurrence:
         by_length: dict[int, list[int]] = {}
         for number, length in enumerate(self.lengths):
             by_length.setdefault(length, []).append(number)
-        starts = torch.tensor((0, *self.lengths)).cumsum(0)
         if len(by_length) == 1:
             (width,) = by_length
             return [Rectangle(len(self.lengths), width, None, None)]
+        starts = torch.tensor((0, *self.lengths)).cumsum(0)
         made = []
         for width, numbers in by_length.items():
             chosen = torch.tensor(numbers)
