@@ -300,7 +300,8 @@ def test_shares_are_given_out_anew_when_a_worker_or_a_sampler_comes_or_goes() ->
             link: Any = SimpleNamespace(show=shown[place].append)
             made.append(ActorHost(cluster, Mailed(), place, f"worker {place + 1} 0", "a node", link))
         hosts._hosts = list(made)
-        pool.watchers.add(hosts._show_all)
+        pool.tell(hosts._show_all)
+        assert pool._watch is not None, "they are looked after though this process asks them for nothing"
         pool.suspect((1, 5), "of an actor that was there before")
         assert shown == {0: [], 1: []} and pool.lost == 0
         hosts._show_all()

@@ -180,7 +180,7 @@ class ClusterHosts:
             raise
         host = ActorHost(connection, actor, place, client, node, ActorLink(connection, actor, self._heard))
         if self._samplers is not None:
-            self._samplers.watchers.add(self._show_all)
+            self._samplers.tell(self._show_all)
         self._hosts.append(host)
         self._show_all()
         return host

@@ -184,6 +184,11 @@ class ClusterSamplers(Replicas):
         self.watchers: set[Callable[[], None]] = set()
         """Told when a sampler serves or does not any more."""
 
+    def tell(self, watcher: Callable[[], None]) -> None:
+        """Have somebody know who serves, who asks samplers without us: from now on they are looked after."""
+        self._start_watch()
+        self.watchers.add(watcher)
+
     async def publish(self, update: Update, version: int) -> None:
         start = time.perf_counter()
         await super().publish(update, version)
