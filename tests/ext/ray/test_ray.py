@@ -240,7 +240,8 @@ def test_a_node_that_goes_away_costs_no_step(
     assert all(torch.equal(there[name], here[name]) for name in here), text
     assert last_line(report)["cluster/sampler_lost"] >= 1, text
     assert capfd.readouterr() == ("", ""), "what Ray says of it is in its log"
-    assert "[state-dump]" in (report.run / "ray.log").read_text()
+    log = (report.run / "ray.log").read_text()
+    assert "[state-dump]" in log or "Raylet is terminated" in log
 
 
 @pytest.mark.long
