@@ -12,8 +12,8 @@ from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.data.task_config import configure
 from turnwise.engines.devices import learner_here, rank_devices
+from turnwise.engines.learners.adamw_8bit import AdamW8bit
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.optimizer import AdamW8bit
 from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.errors import ConfigError

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from turnwise import extensions
@@ -21,6 +22,9 @@ SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
 KEPT_FEATURES = 512 << 20
 """Of images, in sampler and learner each (`model/image_features.py`)."""
+BUFFERS, BUFFER_BYTES = 2, 256 << 20
+"""Between a GPU and the CPU's memory, where the optimizer lies there: their number, and the most bytes of one. torch
+rounds page-locked memory up to powers of two."""
 LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -69,12 +73,26 @@ class ModelSize:
         return int(rank * self.layers * (6 * self.hidden + self._width))
 
 
+def buffer_bytes(numbers: int) -> int:
+    """Of one buffer for the gradients and weights of a model that trains so many numbers: a quarter of them at most, so
+    that one is worked on while another travels."""
+    return min(BUFFER_BYTES, 1 << max(numbers - 1, 1023).bit_length())
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """What a learner has beside the policy, where one is on the same GPU."""
 
     critic: bool = False
     reference: bool = False
+
+
+class Part(Enum):
+    """What one process holds of a plan."""
+
+    both = "both"
+    sampler = "sampler"
+    learner = "learner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,18 @@ class MemoryPlan:
     """The cache is given back while the learner learns."""
     vision: int = 0
     """The part of `weights` that is towers and projectors."""
+    writers: int = 0
+    """The part of `weights` that nobody but the sampler computes with."""
+
+    def share(self, part: Part) -> int:
+        """Bytes that the process with this part of the plan may hold, CUDA's own included: all that may be used, or
+        what the other process leaves of it. Where the two take turns, each is left what the other gives back first."""
+        if part is Part.both:
+            return self.usable
+        writing = self.writers + (KEPT_FEATURES if self.vision else 0) + OVERHEAD // 2
+        if part is Part.sampler:
+            return writing + self.cache
+        return self.usable - writing - (0 if self.takes_turns else self.cache)
 
     @property
     def usable(self) -> int:
@@ -200,40 +230,6 @@ def size_of(facts: "ModelFacts") -> ModelSize | None:
     )
 
 
-def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
-    """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
-    visible = visible_gpus()
-    samples = extensions.engine(config.engine.name).here and not (chosen := choose(config, visible)).on_gpu
-    learns = training is not None and device_of(config.learner.device, visible) == "cpu"
-    if not (samples or learns):
-        return
-    facts = facts_of(config)
-    size = size_of(facts)
-    if size is None:
-        yield "CPU memory: unknown, config.json does not tell the model's size"
-        return
-    if samples:
-        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
-        length = length if facts.context_length is None else min(length, facts.context_length)
-        itemsize = _itemsize(chosen.precision)
-        cache = _size(chosen.max_batch * length * size.cached * itemsize)
-        weights = _size(size.weights * itemsize)
-        most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        vision = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
-        yield f"CPU memory, sampler: weights {weights}{vision}, cache {cache} at most ({most})"
-    if learns and training is not None:
-        learner = config.learner
-        trained = size.trained(learner)
-        models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
-        tokens = learner.token_budget or TOKEN_BUDGET
-        activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
-        moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
-        yield (
-            f"CPU memory, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
-            f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
-        )
-
-
 def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
     """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
 
@@ -261,7 +257,7 @@ def plan_memory(
     fixed = _Fixed.of(config, chosen, size, training, shared)
     features = KEPT_FEATURES * fixed.copies if size.vision else 0
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - features - fixed.bytes
-    per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
+    per_token = size.cached * itemsize_of(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     most = chosen.episodes * least
     # Few conversations grow as long as they may: half of the room is a good cache, whatever max_batch would fill.
@@ -270,7 +266,7 @@ def plan_memory(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,
         recompute=bool(config.learner.gradient_checkpointing), takes_turns=False,
-        vision=fixed.weights * size.vision // size.weights,
+        vision=fixed.weights * size.vision // size.weights, writers=fixed.writers,
     )  # fmt: skip
 
     def with_cache(plan: MemoryPlan, room: int) -> MemoryPlan:
@@ -310,6 +306,9 @@ class _Fixed:
     itemsize: int
     """Of what the learner computes with: below an adapter, and where float32 is asked for, float32 weights."""
 
+    writers: int = 0
+    """Of the weights: those of a sampler that has its own."""
+
     @property
     def bytes(self) -> int:
         return self.weights + self.optimizer + self.others
@@ -318,9 +317,9 @@ class _Fixed:
     def of(
         cls, config: Config, chosen: EngineChoice, size: ModelSize, training: Training | None, shared: bool
     ) -> "_Fixed":
-        learner, writing = config.learner, _itemsize(chosen.precision)
+        learner, writing = config.learner, itemsize_of(chosen.precision)
         if training is None:
-            return cls(size.weights * writing, 1, 0, 0, 0, writing)
+            return cls(size.weights * writing, 1, 0, 0, 0, writing, size.weights * writing)
         narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
         itemsize = 2 if narrow else 4
         trained = size.trained(learner)
@@ -337,6 +336,7 @@ class _Fixed:
             others=critic + reference,
             trained=trained,
             itemsize=itemsize,
+            writers=size.weights * sampler,
         )
 
     def learning(self, size: ModelSize, tokens: int, recompute: bool) -> int:
@@ -346,7 +346,8 @@ class _Fixed:
         return gradients + activations + size.scores()
 
 
-def _itemsize(precision: Precision) -> int:
+def itemsize_of(precision: Precision) -> int:
+    """Bytes of one number."""
     return 2 if precision is Precision.bfloat16 else 4
 
 
@@ -377,5 +378,6 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def _size(size: int) -> str:
+def in_words(size: int) -> str:
+    """Bytes as a person reads them."""
     return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"
