@@ -14,6 +14,7 @@ SMALL = {
     "gpu_rollout": [],
     "gpu_train": [],
     "house": [],
+    "images": ["--conversations", "4", "--rounds", "1"],
     "learner": ["--rounds", "1", "--seconds", "0.2", "--cases", "tiny"],
     "parsers": ["--inputs", "50", "--formats", "hermes"],
     "rollout": ["--episodes", "16", "--many", "32", "--rounds", "1", "--scale", "0.01"],

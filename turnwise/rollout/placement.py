@@ -16,6 +16,7 @@ from turnwise.system.plugins import load
 if TYPE_CHECKING:
     from turnwise.chat.renderer import Renderer
     from turnwise.rollout.workers.hosts import Hosts
+    from turnwise.rollout.workers.images import Adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,9 @@ class Placement(Protocol):
         """Sampler and learner of a training; they are ended on every path."""
         ...
 
-    def worker_hosts(self, sampler: Sampler | None, say: Say) -> "Hosts":
-        """Where episode workers are, who have their turns written by this sampler of the run, or by their own."""
+    def worker_hosts(self, sampler: Sampler | None, adopt: "Adopt | None") -> "Hosts":
+        """Where episode workers are, who have their turns written by this sampler of the run, or by their own; `adopt`
+        says how images that they prepared are kept here."""
         ...
 
     def plan_lines(self, *, training: bool) -> list[str]:
@@ -116,11 +118,11 @@ class Here:
 
         return open_pair(self.config, renderer, parts, say)
 
-    def worker_hosts(self, sampler: Sampler | None, say: Say) -> "Hosts":
+    def worker_hosts(self, sampler: Sampler | None, adopt: "Adopt | None") -> "Hosts":
         """Processes of this machine, who ask this one."""
         from turnwise.rollout.workers.hosts import HostsHere
 
-        return HostsHere(sampler)
+        return HostsHere(sampler, adopt)
 
     def plan_lines(self, *, training: bool) -> list[str]:
         """Nothing: that it is here goes without saying."""

@@ -32,6 +32,7 @@ from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.opening import remote_pools
 from turnwise.rollout.placement import Here, Layout
 from turnwise.rollout.workers.hosts import Hosts
+from turnwise.rollout.workers.images import Adopt
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.storage.run_dir import run_folder
 
@@ -124,7 +125,7 @@ class RayPlacement:
         """Samplers and learner of a training; each actor makes a renderer of its own."""
         return open_pair(self.config, parts, say)
 
-    def worker_hosts(self, sampler: Sampler | None, say: Say) -> Hosts:
+    def worker_hosts(self, sampler: Sampler | None, adopt: Adopt | None) -> Hosts:
         """In actors, which ask the samplers of the cluster without this process."""
         return ClusterHosts(self.config, sampler if isinstance(sampler, ClusterSamplers) else None)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.engines.samplers.sampler import Sampler
+from turnwise.rollout.workers.images import Adopt
 from turnwise.rollout.workers.link import WorkerLink
 from turnwise.system import children
 
@@ -120,13 +121,15 @@ class HostsHere:
     """Processes of this machine, all of them from the start."""
 
     sampler: Sampler | None
+    adopt: Adopt | None = None
+    """How images that workers prepared are kept here."""
     tries: int = 1
 
     async def make(self) -> HostProcess:
         """A fresh interpreter at the other end of a socket pair."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            link = await WorkerLink.open(ours)
+            link = await WorkerLink.open(ours, self.adopt)
             return HostProcess(children.start_interpreter(WORKER, theirs.fileno()), link)
 
     async def begun(self, starting: "Sequence[asyncio.Task[Sequence[str]]]") -> Sequence[str]:

@@ -111,7 +111,9 @@ async def open_workers(
         facts,
         underway.looked_on(),
     )
-    pool = WorkerPool(setup, placement_of(config).worker_hosts(sampler if asked else None, say), say)
+    images = [each.renderer.images for each in prepared if each.renderer is not None and each.renderer.images]
+    adopt = images[0].adopt if images else None
+    pool = WorkerPool(setup, placement_of(config).worker_hosts(sampler if asked else None, adopt), say)
     await pool.start()
     try:
         yield pool
