@@ -177,10 +177,7 @@ def _sharded(config: Config) -> list[str]:
         return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
-    copies = sharded_learners().replicas(config)
-    over = "them (FSDP2)" if copies == 1 else f"each {len(devices) // copies} of them, {copies} replicas (HSDP)"
-    shared = f"weights, gradients and moments shared out over {over}"
-    return [f"learner      {len(devices)} processes {where}: {shared}"]
+    return [f"learner      {len(devices)} processes {where}: {sharded_learners().how_shared(config)}"]
 
 
 def _memory(config: Config, training: bool) -> list[str]:
