@@ -1,5 +1,6 @@
 """Every knob of `learner` arrives: a learner opened from a config has it, or an update shows it."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ from turnwise.data.task_config import configure
 from turnwise.engines.devices import learner_here, rank_devices
 from turnwise.engines.learners.adamw_8bit import AdamW8bit
 from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.open_configured import open_pair
 from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.fsdp.opening import local_ranks, open_over_ranks
 from turnwise.rollout.prepare import prepare
@@ -193,6 +195,18 @@ def check_lora_alpha() -> None:
     plain, louder = (updated("learner.lora_rank=3", f"learner.lora_alpha={alpha}") for alpha in (3, 300))
     norms = [metrics[1]["actor/grad_norm"] for _, metrics in (plain, louder)]
     assert norms[1] > 2 * norms[0]
+
+
+def check_routing_replay() -> None:
+    config = configure(*PLAIN, "learner.routing_replay=true", "learner.device=cpu")
+    renderer = prepare(config, "test", limit=1).renderer
+
+    async def open_both() -> None:
+        async with open_pair(config, renderer, LearnerParts(UPDATES), lambda text: None):
+            raise AssertionError("a model without experts was opened")
+
+    with pytest.raises(EngineError, match="Decoder has no routers"):
+        asyncio.run(open_both())
 
 
 def check_train_vision() -> None:

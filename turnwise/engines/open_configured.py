@@ -83,6 +83,7 @@ async def _open_beside(
 
     opened = await open_sampler(config, renderer, say)
     keep(opened.sampler)
-    check_trainable(config, opened.sampler.capabilities)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_replay(config, routes=opened.sampler.capabilities.routes)
     torch.set_num_threads(opened.threads)
     return OpenPair(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))

@@ -24,7 +24,7 @@ from turnwise.engines.opener import (
     opener_of,
     read_policy,
 )
-from turnwise.engines.publish_weights import check_trainable
+from turnwise.engines.publish_weights import check_replay, check_trainable
 from turnwise.engines.samplers.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -203,7 +203,8 @@ async def open_apart(
     else:
         opened = await opener_of(config).open(config, renderer, say)
     keep(opened.sampler)
-    check_trainable(config, opened.sampler.capabilities)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_replay(config, routes=opened.sampler.capabilities.routes)
     torch.set_num_threads(opened.threads)
     learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
     same = same and learner.device.type == "cpu" and not learner.forward.narrow

@@ -26,12 +26,10 @@ PART_BYTES = 2**30
 _PREFIX = "turnwise-weights-"
 
 
-def check_trainable(config: Config, capabilities: Capabilities) -> None:
+def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> None:
     """Refuse a sampler whose tokens cannot be learned from, or that takes nothing of what will be published."""
-    name, lora = config.engine.name, bool(config.learner.lora_rank)
     if capabilities.logprobs is Logprobs.NONE:
         raise ConfigError(f"training needs log-probs: engine={name} gives none")
-    check_replay(config, routes=capabilities.routes)
     if not capabilities.updates & ({FullWeights, WeightsFolder, Adapter} if lora else {FullWeights, WeightsFolder}):
         kinds = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
         raise ConfigError(
