@@ -125,9 +125,7 @@ class Message:
     @property
     def images(self) -> tuple[Image, ...]:
         """The images among its parts, in order."""
-        if isinstance(self.content, str):
-            return ()
-        return tuple(part for part in self.content if isinstance(part, Image))
+        return () if isinstance(self.content, str) else tuple(part for part in self.content if isinstance(part, Image))
 
     @property
     def visible(self) -> str:
@@ -176,7 +174,8 @@ class Completion:
     finish_reason: FinishReason
     versions: tuple[VersionRun, ...]
     """Which weights wrote which tokens: a turn may go on across a publish. An empty turn has a run of no tokens."""
-    experts: NDArray[Any] | None = None  # [n, routers, k] of the n tokens before its last, which it computed
+    experts: NDArray[Any] | None = None
+    """[n, routers, k] those chosen for the n tokens before its last: all that were computed for this turn."""
 
     @classmethod
     def of(cls, ids: Sequence[int], logprobs: Sequence[float], finish: FinishReason, *, version: int) -> "Completion":
@@ -361,9 +360,8 @@ class Trajectory:
         """What the model was shown first: the sample's prompt, or one that the agent loop composed."""
         prompt, shown_first = self.sample.prompt, first_prompt(self.messages, self.turns)
         # Another system's record may have turns and messages that do not add up.
-        return (
-            prompt if len(shown_first) < len(prompt) and tuple(self.messages[: len(prompt)]) == prompt else shown_first
-        )
+        lacks = len(shown_first) < len(prompt) and tuple(self.messages[: len(prompt)]) == prompt
+        return prompt if lacks else shown_first
 
     @property
     def every_turn(self) -> list[Turn]:

@@ -209,6 +209,11 @@ def check_routing_replay() -> None:
         asyncio.run(open_both())
 
 
+def check_router_loss() -> None:
+    with pytest.raises(EngineError, match="Decoder has no routers"):
+        opened("learner.router_loss=0.1")
+
+
 def check_train_vision() -> None:
     with pytest.raises(Exception, match="vision"):
         opened("learner.train_vision=true")

@@ -102,6 +102,27 @@ def test_routers_that_cannot_be_told_are_refused_by_name(kind: str, changes: dic
         model.follow_routers()
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_the_loss_of_routers_is_that_of_transformers(again: bool) -> None:
+    plain = build("mixtral", router_aux_loss_coef=0.5)
+    model = TransformersModel(build("mixtral"))
+    model.follow_routers()
+    ids, count = prompt(12), 11
+    theirs: Any = plain(input_ids=torch.tensor([ids]), labels=torch.tensor([ids]), output_router_logits=True)
+    theirs.loss.backward()
+    written = [(ids, list(range(1, 12)), [0.0] * count, None)]
+    config = LearnerConfig(device="cpu", router_loss=0.5, lr=0.0, gradient_checkpointing=again)
+    metrics = (
+        LocalLearner(model, config, temperature=1.0)
+        .update([batch_of(written, replay=False)], Objective(loss="nll"))
+        .metrics
+    )
+    assert metrics["actor/router_loss"] == pytest.approx(theirs.aux_loss.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(theirs.loss.item(), rel=1e-5)
+    norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
 def test_a_number_for_every_expert_and_one_more() -> None:
     assert expert_dtype([RouterShape(255, 8)]) is torch.uint8
     assert expert_dtype([RouterShape(128, 8), RouterShape(256, 8)]) is torch.uint16

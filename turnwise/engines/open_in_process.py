@@ -26,6 +26,7 @@ from turnwise.engines.opener import (
 )
 from turnwise.engines.publish_weights import check_replay, check_trainable
 from turnwise.engines.samplers.sampler import Sampler
+from turnwise.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -194,8 +195,6 @@ async def open_apart(
     chosen, trained, same = choose(config), read_policy(config, Precision.float32), False
     if extensions.engine(config.engine.name).here:
         same = chosen.precision is Precision.float32
-        if config.learner.routing_replay:
-            trained.follow_routers()
         writer = copy.deepcopy(trained) if same else read_policy(config, chosen.precision)
         if config.learner.routing_replay:
             writer.follow_routers()
@@ -237,6 +236,10 @@ def open_learner(
     if memory is not None:
         hold_to(torch.device(device_of(chosen.device)), memory.share(part))
     model, critic = model or read_policy(config, Precision.float32), None
+    if chosen.routing_replay or chosen.router_loss:
+        model.follow_routers()
+    if chosen.router_loss and not all(router.logits for router in model.shape.routers):
+        raise EngineError("learner.router_loss: the routers of this model do not give their logits")
     if chosen.train_vision:
         train_vision(model)
     if parts.critic:  # before LoRA is added: all weights of a critic's own trunk are trained

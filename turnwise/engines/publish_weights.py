@@ -38,12 +38,8 @@ def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> Non
 
 
 def check_replay(config: Config, *, routes: bool) -> None:
-    """Refuse a learner that is to take the sampler's experts where it cannot, or where nobody says which they are."""
-    if not config.learner.routing_replay:
-        return
-    if config.learner.processes > 1:
-        raise ConfigError("learner.routing_replay needs learner.processes=1: ranks do not take a sampler's experts")
-    if not routes:
+    """Refuse a learner that is to take the sampler's experts where nobody says which they are."""
+    if config.learner.routing_replay and not routes:
         raise ConfigError(
             f"learner.routing_replay: engine={config.engine.name} does not say here which experts it chose; "
             "only our own sampler on the CPU does (engine=torch, without a cluster)"

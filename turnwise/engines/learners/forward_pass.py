@@ -58,15 +58,19 @@ class ForwardPass:
         """The number format of products inside."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.narrow else nullcontext()
 
-    def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
-        """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
+    def hidden(
+        self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0, watched: list[Routing] | None = None
+    ) -> Tensor:
+        """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`.
+        What the routers of each pass do is added to `watched`."""
         _check_vision(model, batch)
         if model.shape.no_packing is None:
             images, experts = batch.image_sequences, batch.experts
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, images, experts)
+            routing = _routing(experts, watched)
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, images, routing)
         return torch.cat(
             [
-                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences, experts)
+                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences, _routing(experts, watched))
                 for tokens, rows, sequences, experts in _apart(batch)
             ]
         )
@@ -79,11 +83,11 @@ class ForwardPass:
         rows: Tensor,
         recompute: int,
         sequences: Sequence[ImageSequence],
-        experts: Tensor | None,
+        routing: Routing | None,
     ) -> Tensor:
         inputs = self._inputs(model, tokens, lengths, sequences)
-        if experts is not None:
-            inputs = replace(inputs, routing=Routing(experts))
+        if routing is not None:
+            inputs = replace(inputs, routing=routing)
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
@@ -154,6 +158,14 @@ class ForwardPass:
                 logits = model.logits(pad_rows(hidden.index_select(0, rows - 1), regime))[: len(rows)]
                 parts.append(token_logprobs(logits, tokens[rows], self.temperature))
         return torch.cat(parts)
+
+
+def _routing(experts: Tensor | None, watched: list[Routing] | None) -> Routing | None:
+    """Of one pass, where routers are told or watched."""
+    routing = None if experts is None and watched is None else Routing(experts)
+    if watched is not None and routing is not None:
+        watched.append(routing)
+    return routing
 
 
 def _check_vision(model: PolicyModel, batch: DeviceBatch) -> None:

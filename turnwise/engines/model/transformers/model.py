@@ -23,7 +23,6 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.linear import linear
-from turnwise.engines.model.attention import packed
 from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import (
@@ -99,15 +98,9 @@ class TransformersModel(PolicyModel):
         )
 
     def follow_routers(self) -> None:
-        device = self._head.weight.device
-
-        def run(count: int) -> Tensor:
-            places = torch.arange(count, device=device)
-            return self._base(places % self.shape.vocab_size, places, packed([count], device))
-
         if not self.shape.routers:
-            name = type(self.model).__name__
-            self.shape = replace(self.shape, routers=find_routers(name, self._decoder, run))
+            name, device = type(self.model).__name__, self._head.weight.device
+            self.shape = replace(self.shape, routers=find_routers(name, self._decoder, self._base, device))
 
     @property
     def findings(self) -> ProbeFindings:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from turnwise.engines.model.attention import packed
+from turnwise.engines.model.policy_model import Attend
 from turnwise.engines.model.routing import RouterShape, Routing
 from turnwise.errors import EngineError
 
@@ -45,6 +47,7 @@ class _Seen:
     chosen: Tensor
     leaves: bool = False
     """Whether the numbers chosen leave the module as they are, or go into one within it."""
+    gives_logits: bool = False
 
 
 class _Watch(TorchFunctionMode):
@@ -94,9 +97,16 @@ class _Choosing(TorchFunctionMode):
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 
-def find_routers(name: str, decoder: nn.Module, run: Callable[[int], Tensor]) -> tuple[RouterShape, ...]:
-    """Let the routers of a decoder be told what to choose from now on. `run(T)` computes the states of some T tokens;
-    EngineError for a model without routers, or of which some choose in a way that cannot be replaced."""
+def find_routers(
+    name: str, decoder: nn.Module, base: Callable[[Tensor, Tensor, Attend], Tensor], device: torch.device
+) -> tuple[RouterShape, ...]:
+    """Let the routers of a decoder be told what to choose from now on. `base(tokens, positions, attend)` computes its
+    states; EngineError for a model without routers, or of which some choose in a way that cannot be replaced."""
+
+    def run(count: int) -> Tensor:
+        places = torch.arange(count, device=device)
+        return base(places, places, packed([count], device))
+
     short, long = (_watched(decoder, functools.partial(run, tokens)) for tokens in (SHORT, LONG))
     if len(short) != len(long):
         raise EngineError(f"{name} chooses in other ways when it has more tokens")
@@ -109,7 +119,8 @@ def find_routers(name: str, decoder: nn.Module, run: Callable[[int], Tensor]) ->
     for number, (module, seen) in enumerate(routers.items()):
         if not seen.leaves:
             raise EngineError(f"{type(module).__name__} makes something else of the experts it chooses")
-        setattr(module, ROUTER, Router(number, seen.call, RouterShape(seen.scores[-1], seen.chosen.shape[-1])))
+        shape = RouterShape(seen.scores[-1], seen.chosen.shape[-1], seen.gives_logits)
+        setattr(module, ROUTER, Router(number, seen.call, shape))
         module.__class__ = _told(type(module))  # type: ignore[arg-type]
     shapes = tuple(getattr(module, ROUTER).shape for module in routers)
     if len({shape.top_k for shape in shapes}) > 1:
@@ -154,8 +165,12 @@ def _told(kind: type[nn.Module]) -> type[nn.Module]:
         routing = ROUTING.get()
         if routing is None:
             return kind.forward(self, *args, **kwargs)
-        with _Choosing(getattr(self, ROUTER), routing):
-            return kind.forward(self, *args, **kwargs)
+        router: Router = getattr(self, ROUTER)
+        with _Choosing(router, routing):
+            left = kind.forward(self, *args, **kwargs)
+        if router.shape.logits:
+            routing.logits[router.number] = left[0]
+        return left
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
@@ -180,6 +195,10 @@ def _following(decoder: nn.Module, watch: _Watch) -> Iterator[None]:
     def leave(module: nn.Module, entered: Any, left: Any) -> None:
         watch.running.pop()
         watch.goes_on(module, left)
+        for seen in watch.seen if isinstance(left, tuple) else ():
+            if seen.module is module and isinstance(left[0], Tensor) and left[0].shape == seen.scores:
+                sums = left[0].float().sum(-1)  # of probabilities, which are no logits, one
+                seen.gives_logits = not torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
     hooks = []
     for module in decoder.modules():
