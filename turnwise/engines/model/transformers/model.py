@@ -1,7 +1,8 @@
 """Any causal language model of transformers as a policy model: its own layers, our attention and cache.
 
 Nothing about a family is assumed: `transformers/probe.py` runs every model once with a handful of tokens and refuses
-what does not come out right. Auxiliary losses of routers are left out; dropout is off, in training too.
+what does not come out right. Losses of routers are the learner's (`learner.router_loss`); dropout is off, in training
+too.
 """
 
 import copy

@@ -46,8 +46,9 @@ def prefill(
     inputs = _inputs(ids, places, store, regime, images, recurrence, routing)
     hidden = model(inputs, cached_prefill(store, chunks, regime))
     if routing is not None:
-        at = torch.tensor([(chunk.row, place) for chunk in chunks for place in range(chunk.start, chunk.end)])
-        store.note(at[:, 0], at[:, 1], routing)
+        counts = torch.tensor([chunk.length for chunk in chunks])
+        rows = torch.tensor([chunk.row for chunk in chunks]).repeat_interleave(counts)
+        store.note(rows, torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), routing)
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
 
