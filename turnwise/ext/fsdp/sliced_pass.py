@@ -58,7 +58,7 @@ class SlicedPass(ForwardPass):
     def hidden(
         self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0, watched: list[Routing] | None = None
     ) -> Tensor:
-        """Of this rank's tokens; one of nobody's where it has none, so that it has a gradient. Nobody watches routers."""
+        """Of this rank's tokens; one of nobody's where it has none, so that it has a gradient. No router is watched."""
         if self.context is None:
             return super().hidden(model, batch, recompute, watched)
         part = _Slice.of(batch, self.context)
