@@ -152,7 +152,7 @@ def check_processes() -> None:
 
 
 def check_hang_seconds() -> None:
-    config = configure("learner.processes=2", "learner.device=cpu", "fsdp.hang_seconds=123")
+    config = configure("learner.processes=2", "learner.device=cpu", "learner.hang_seconds=123")
     assert 123 in vars(local_ranks(config, samples=True)).values()
 
 

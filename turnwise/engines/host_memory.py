@@ -6,12 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.config.choices import Offload, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, Offload, OptimizerName, Precision
+from turnwise.config.evaluation_sampling import longest_turn
 from turnwise.config.training import LAST
-from turnwise.engines.devices import device_of, gpus_for_learner
+from turnwise.engines.devices import (
+    TOKEN_BUDGET,
+    choose,
+    device_of,
+    gpus_for_learner,
+    learner_place,
+    published_format,
+    visible_gpus,
+)
 from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
-from turnwise.engines.opener import sharded_learners
+from turnwise.engines.opener import dtype_of, sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.resources import free_memory
 
@@ -102,6 +112,43 @@ def check_host_memory(config: Config, training: Training, free: int | None = Non
             f"are free here ({needed.line().partition(': ')[2]}); what helps: learner.optimizer=adamw8bit, on the GPU "
             "(learner.offload=none) or here, learner.lora_rank=16, a machine with more memory"
         )
+
+
+def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
+    """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
+    visible = visible_gpus()
+    samples = extensions.engine(config.engine.name).here and not (chosen := choose(config, visible)).on_gpu
+    learns = training is not None and device_of(config.learner.device, visible) == "cpu"
+    if not (samples or learns):
+        return
+    facts = facts_of(config)
+    size = size_of(facts)
+    if size is None:
+        yield "CPU memory: unknown, config.json does not tell the model's size"
+        return
+    if samples:
+        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
+        length = length if facts.context_length is None else min(length, facts.context_length)
+        itemsize = dtype_of(chosen.precision).itemsize
+        cache = _size(chosen.max_batch * length * size.cached * itemsize)
+        weights = _size(size.weights * itemsize)
+        most = f"{chosen.max_batch} sequences of {length:,} tokens"
+        vision = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
+        yield f"CPU memory, sampler: weights {weights}{vision}, cache {cache} at most ({most})"
+    if learns and training is not None:
+        learner = config.learner
+        trained = size.trained(learner)
+        models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
+        tokens = learner.token_budget or TOKEN_BUDGET
+        activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
+        moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
+        yield (
+            f"CPU memory, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
+            f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
+        )
+        if learner_place(config, visible) is LearnerPlace.process:
+            block = size.weights * dtype_of(published_format(config)).itemsize
+            yield f"CPU memory, weights on their way from the learner's own process: {_size(block)}"
 
 
 # --- disk -----------------------------------------------------------------------------------------------------------

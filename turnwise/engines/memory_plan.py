@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
-from turnwise.config.choices import ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, ModelImplementation, Offload, OptimizerName, Precision
 from turnwise.config.evaluation_sampling import longest_turn
-from turnwise.engines.devices import TOKEN_BUDGET, EngineChoice, Gpu, VisibleGpus, choose, device_of, visible_gpus
+from turnwise.engines.devices import (
+    TOKEN_BUDGET,
+    EngineChoice,
+    Gpu,
+    VisibleGpus,
+    choose,
+    device_of,
+    learner_place,
+    visible_gpus,
+)
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
 
@@ -100,16 +109,31 @@ class MemoryPlan:
     """The cache is given back while the learner learns."""
     vision: int = 0
     """The part of `weights` that is towers and projectors."""
+    apart: bool = False
+    """The learner has a process of its own: nothing is shared, and CUDA is there twice."""
+    handover: int = 0
+    """New weights on their way from the learner's process to the sampler's."""
+    sampling: int = 0
+    """The part of `weights` that is the sampler's own."""
 
     @property
     def usable(self) -> int:
         return int(self.gpu.memory * self.fraction)
 
     @property
+    def overhead(self) -> int:
+        return OVERHEAD * (2 if self.apart else 1)
+
+    @property
     def learner_room(self) -> int:
         """What the learner's passes may take: what nobody else has while they run."""
         others = self.weights + self.optimizer + self.others + (0 if self.takes_turns else self.cache)
-        return self.usable - OVERHEAD - self.features - others
+        return self.usable - self.overhead - self.features - self.handover - others
+
+    @property
+    def learner_share(self) -> int:
+        """What a learner's own process may take in all: what the sampler's does not."""
+        return self.usable - OVERHEAD - self.features // 2 - self.sampling - self.handover - self.cache
 
     @property
     def features(self) -> int:
@@ -129,6 +153,8 @@ class MemoryPlan:
             yield f"  optimizer    {_gib(self.optimizer)}"
         if self.others:
             yield f"  others       {_gib(self.others)}, reference and critic"
+        if self.apart:
+            yield f"  processes    {_gib(self.overhead)} for CUDA in two, {_gib(self.handover)} to hand weights over"
         if learns:
             activations = "activations recomputed" if self.recompute else "activations kept"
             yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {activations}"
@@ -143,7 +169,7 @@ class MemoryPlan:
             "gpu": self.gpu.name, "memory": self.gpu.memory, "usable": self.usable, "weights": self.weights,
             "optimizer": self.optimizer, "others": self.others, "learning": self.learning, "cache": self.cache,
             "cached_tokens": self.cached_tokens, "token_budget": self.token_budget, "recompute": self.recompute,
-            "takes_turns": self.takes_turns, "vision": self.vision,
+            "takes_turns": self.takes_turns, "vision": self.vision, "apart": self.apart, "handover": self.handover,
         }  # fmt: skip
 
 
@@ -172,10 +198,12 @@ def memory_here(
     length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
     length = length if facts.context_length is None else min(length, facts.context_length)
     both = on_gpu and learner == where
-    shared = both and shares_weights(config, chosen, choice.implementation)
+    apart = both and learner_place(config, visible) is LearnerPlace.process
+    shared = both and not apart and shares_weights(config, chosen, choice.implementation)
     gpu = visible.gpus[int(where.removeprefix("cuda:"))]
     chosen = chosen if on_gpu else replace(chosen, device="cpu")
-    return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
+    beside = training if learner == where else None
+    return plan_memory(config, chosen, gpu, size, length, beside, shared=shared, apart=apart)
 
 
 def _model_of(config: Config) -> "tuple[ImplementationChoice, ModelFacts]":
@@ -200,40 +228,6 @@ def size_of(facts: "ModelFacts") -> ModelSize | None:
     )
 
 
-def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
-    """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
-    visible = visible_gpus()
-    samples = extensions.engine(config.engine.name).here and not (chosen := choose(config, visible)).on_gpu
-    learns = training is not None and device_of(config.learner.device, visible) == "cpu"
-    if not (samples or learns):
-        return
-    facts = facts_of(config)
-    size = size_of(facts)
-    if size is None:
-        yield "CPU memory: unknown, config.json does not tell the model's size"
-        return
-    if samples:
-        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
-        length = length if facts.context_length is None else min(length, facts.context_length)
-        itemsize = _itemsize(chosen.precision)
-        cache = _size(chosen.max_batch * length * size.cached * itemsize)
-        weights = _size(size.weights * itemsize)
-        most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        vision = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
-        yield f"CPU memory, sampler: weights {weights}{vision}, cache {cache} at most ({most})"
-    if learns and training is not None:
-        learner = config.learner
-        trained = size.trained(learner)
-        models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
-        tokens = learner.token_budget or TOKEN_BUDGET
-        activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
-        moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
-        yield (
-            f"CPU memory, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
-            f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
-        )
-
-
 def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
     """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
 
@@ -253,14 +247,19 @@ def plan_memory(
     training: Training | None,
     *,
     shared: bool,
+    apart: bool = False,
 ) -> MemoryPlan:
-    """Share out a GPU's memory. `length` is the longest sequence, `training` None where nothing is learned there.
+    """Share out a GPU's memory. `length` is the longest sequence, `training` None where nothing is learned there,
+    `apart` a learner in a process of its own.
 
     What does not fit however it is shared out is a ConfigError that says what would help.
     """
     fixed = _Fixed.of(config, chosen, size, training, shared)
     features = KEPT_FEATURES * fixed.copies if size.vision else 0
+    sampling = size.weights * _itemsize(chosen.precision) if apart else 0
+    handover = sampling  # as many weights in the same format
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - features - fixed.bytes
+    room -= (OVERHEAD if apart else 0) + handover
     per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     most = chosen.episodes * least
@@ -270,7 +269,7 @@ def plan_memory(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,
         recompute=bool(config.learner.gradient_checkpointing), takes_turns=False,
-        vision=fixed.weights * size.vision // size.weights,
+        vision=fixed.weights * size.vision // size.weights, apart=apart, handover=handover, sampling=sampling,
     )  # fmt: skip
 
     def with_cache(plan: MemoryPlan, room: int) -> MemoryPlan:
@@ -287,14 +286,15 @@ def plan_memory(
     if side_by_side and (sleeps is not True or not chosen.on_gpu):  # who is elsewhere has nothing here to give back
         return with_cache(side_by_side[0], room - side_by_side[0].learning)
     fitting = [candidate for candidate in passes if candidate.learning <= room]
-    if lag == 0 and sleeps is not False and chosen.on_gpu and fitting and room >= least:
+    if lag == 0 and sleeps is not False and chosen.on_gpu and not apart and fitting and room >= least:
         return replace(with_cache(fitting[0], room), takes_turns=True)
     tight = [candidate for candidate in passes if candidate.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
-    both_at_once = lag > 0 or sleeps is False
+    both_at_once = lag > 0 or sleeps is False or apart
     short = room - (passes[-1].learning + least if both_at_once else max(passes[-1].learning, least))
-    raise _does_not_fit(plan, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
+    helps = "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16"
+    raise _does_not_fit(plan, short, helps + (", learner.place=here" if apart else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,3 @@ def _does_not_fit(plan: MemoryPlan, short: int, advice: str) -> ConfigError:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-def _size(size: int) -> str:
-    return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"

@@ -18,7 +18,8 @@ from turnwise.config.environment import uses
 from turnwise.config.sections import knob_for
 from turnwise.data.loader import Loader
 from turnwise.data.task_config import compose, differences
-from turnwise.engines.memory_plan import cpu_memory, memory_here
+from turnwise.engines.host_memory import cpu_memory
+from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.extensions import extensions

@@ -192,14 +192,14 @@ def test_a_learner_and_a_scorer_that_stand_still_are_replaced(tmp_path: Path, no
     })  # fmt: skip
     report = run(
         tmp_path, console, "run=there", "training.steps=4", "cluster=ray", f"ray.address={nodes.address}",
-        "ray.samplers=2", "ray.scorers=1", "fsdp.hang_seconds=10",
+        "ray.samplers=2", "ray.scorers=1", "learner.hang_seconds=10",
     )  # fmt: skip
     text = said(console)
     assert report.rewards == alone.rewards and any(one.has_signal for one in alone.rewards), text
     there, here = weights(report, 4), weights(alone, 4)
     assert all(torch.equal(there[name], here[name]) for name in here), text
     assert "scorer 1 has given no sign of life for 10 s; another one takes its place" in text, text
-    assert "the learner has given no sign of life for 10 s (fsdp.hang_seconds) and is ended" in text, text
+    assert "the learner has given no sign of life for 10 s (learner.hang_seconds) and is ended" in text, text
     metrics = last_line(report)
     assert {kind: metrics[f"cluster/{kind}_lost"] for kind in ("sampler", "scorer", "learner")} == {
         "sampler": 1.0, "scorer": 1.0, "learner": 1.0,

@@ -1,9 +1,9 @@
-"""The section `fsdp`: how the ranks of a learner share its state, and how long they may be silent."""
+"""The section `fsdp`: how the ranks of a learner share its state."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnwise.config.knobs import at_least, duration, knob, was
+from turnwise.config.knobs import at_least, knob
 from turnwise.config.marks import may_change
 
 
@@ -16,7 +16,3 @@ class FsdpConfig:
     replicas: int = knob(1, at_least(1, 1024))
     """Whole copies of the learner's state, each shared out over learner.processes / replicas of the processes (HSDP).
     Raise it to the number of nodes where a node has room for a copy: then only gradients travel between them."""
-    hang_seconds: float = knob(1800.0, duration(), was("learner.hang_seconds"))
-    """Seconds within which at least one process must make progress and each must give a sign of life. Else the learner
-    counts as hung and is ended; a pass, a weight, the model read are progress. Raise it when reading the model takes
-    longer."""

@@ -65,7 +65,7 @@ def local_ranks(config: Config, *, samples: bool) -> LocalRanks:
 
     devices = rank_devices(config, samples=samples)
     threads = (config.engine.threads or usable_cores()) // len(devices)
-    return LocalRanks(devices, threads, section(config, FsdpConfig).hang_seconds)
+    return LocalRanks(devices, threads, config.learner.hang_seconds)
 
 
 def open_over_ranks(
@@ -94,7 +94,6 @@ def open_over_ranks(
         picture=None if renderer.images is None else renderer.images.prepare(small_picture()),
         replicas=replicas(config),
         published=published.value,
-        hang_seconds=section(config, FsdpConfig).hang_seconds,
     )
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     learner = ShardedLearner(ranks, setup, companions=companions, base_model=source.base)

@@ -17,7 +17,6 @@ from turnwise.engines.opener import LearnerParts, OpenPair, Say, opener_of
 from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
-from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, alone, check_address, cluster_connection, joined
 from turnwise.ext.ray.learner import ActorLearner
@@ -95,12 +94,11 @@ class RayPlacement:
     async def services(self, say: Say) -> AsyncIterator[None]:
         """Sandboxes are the cluster's where it has any, and its news are said."""
         cluster, learner = self._ray, self.config.learner
-        hang_seconds = section(self.config, FsdpConfig).hang_seconds
         pools: AbstractContextManager[None] = nullcontext()
         if cluster.sandboxes:
             pools = remote_pools(lambda sandbox, output: ClusterPool(cluster, sandbox, output))
         with pools:
-            async with cluster_connection(cluster, say, learner.processes, hang_seconds):
+            async with cluster_connection(cluster, say, learner.processes, learner.hang_seconds):
                 yield
 
     def open_sampler(self, renderer: Renderer, say: Say) -> AbstractAsyncContextManager[Sampler]:
@@ -168,7 +166,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
             connection,
             lambda: _make(connection, config, parts, facts, group),
             say,
-            section(config, FsdpConfig).hang_seconds,
+            config.learner.hang_seconds,
         )
         try:
             started = await asyncio.to_thread(learner.start)

@@ -1,0 +1,102 @@
+"""Opens a sampler in this process and the learner in one of its own, on the same machine: `learner.place=process`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from turnwise import extensions
+from turnwise.chat.renderer import Renderer
+from turnwise.config import Config
+from turnwise.engines.devices import Gpu, choose, device_of, published_format
+from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan
+from turnwise.engines.open_in_process import is_exact, open_cpu, open_cuda, open_learner, say_if_inexact
+from turnwise.engines.opener import LearnerParts, OpenPair, Say, dtype_of, opener_of
+from turnwise.engines.publish_weights import check_trainable
+from turnwise.engines.rendering import make_renderer
+from turnwise.engines.samplers.sampler import Sampler
+
+if TYPE_CHECKING:
+    import torch
+
+    from turnwise.engines.learners.hosting import HostedLearner
+    from turnwise.engines.model.attention import Regime
+
+
+@asynccontextmanager
+async def open_with_process(
+    config: Config,
+    renderer: Renderer,
+    parts: LearnerParts,
+    say: Say,
+    memory: MemoryPlan | None,
+    keep: Callable[[Sampler], None],
+) -> AsyncIterator[OpenPair]:
+    """The learner's process ends with the block; `keep` closes the sampler."""
+    import torch
+
+    from turnwise.engines.device_clock import DeviceClock
+    from turnwise.engines.learners.process import ProcessLearner
+
+    chosen, clock, on_one_gpu = choose(config), None, memory is not None and memory.apart
+    if chosen.on_gpu:
+        clock = DeviceClock(torch.device(chosen.device))
+        if memory is not None and on_one_gpu:
+            limit_allocator(clock.device, memory.gpu.memory - memory.learner_share, memory.gpu)
+        opened = open_cuda(config, chosen, renderer, say, memory=memory, clock=clock)
+    elif extensions.engine(config.engine.name).here:
+        opened = open_cpu(config, chosen, renderer, say)
+    else:
+        opened = await opener_of(config).open(config, renderer, say)
+    keep(opened.sampler)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    torch.set_num_threads(opened.threads)
+    learner = ProcessLearner(
+        partial(open_hosted, config, parts, opened.regime, memory, opened.threads),
+        reader=torch.device(chosen.device),
+        published=dtype_of(published_format(config)),
+        threads=opened.threads,
+        hang_seconds=config.learner.hang_seconds,
+        say=say,
+    )
+    try:
+        facts = await asyncio.to_thread(learner.open)
+        say_if_inexact(chosen, facts.exact, say)
+        say(f"learner: in process {facts.process}, on {facts.device}; weights are handed over on {learner.device}")
+        turns = bool(config.engine.sleep)
+        yield OpenPair(opened.sampler, learner, facts.exact, opened.threads, turns, clock)
+    finally:
+        learner.close()
+        if clock is not None and on_one_gpu:  # the limit was for this run
+            torch.cuda.set_per_process_memory_fraction(1.0, clock.device)
+
+
+def open_hosted(
+    config: Config,
+    parts: LearnerParts,
+    regime: "Regime | None",
+    memory: MemoryPlan | None,
+    threads: int,
+    say: Say,
+) -> "HostedLearner":
+    """In the learner's process: what it would be in the run's."""
+    import torch
+
+    from turnwise.engines.learners.hosting import HostedLearner
+    from turnwise.engines.learners.threads import computing
+
+    device = torch.device(device_of(config.learner.device))
+    with computing(threads, device):
+        if memory is not None and memory.apart:
+            limit_allocator(device, memory.learner_share, memory.gpu)
+        learner = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
+    return HostedLearner(learner, is_exact(config, choose(config), learner, regime))
+
+
+def limit_allocator(device: "torch.device", share: int, gpu: Gpu) -> None:
+    """Keep what PyTorch allocates for this process within its share of a GPU, which CUDA takes a part of too."""
+    import torch
+
+    allocated = max(0, share - OVERHEAD // 2)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allocated / gpu.memory), device)
