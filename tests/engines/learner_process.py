@@ -40,10 +40,10 @@ def make_hosted(lora: bool, say: Callable[[str], None]) -> HostedLearner:
 
 def started(lora: bool, notes: list[str], **options: Any) -> ProcessLearner:
     """One in a process of its own, to be closed."""
-    cpu = torch.device("cpu")
-    learner = ProcessLearner(partial(make_hosted, lora), reader=cpu, say=notes.append, **options)
+    options = {"reader": torch.device("cpu")} | options
+    learner = ProcessLearner(partial(make_hosted, lora), say=notes.append, **options)
     facts = learner.open()
-    assert facts.exact and facts.device == "cpu" and facts.process != os.getpid()
+    assert facts.exact and facts.device == str(options["reader"]) and facts.process != os.getpid()
     return learner
 
 

@@ -1,5 +1,6 @@
 """A learner in another process is used as one in this process is, and computes the same to the last bit."""
 
+import gc
 import os
 import signal
 from contextlib import closing
@@ -136,3 +137,22 @@ def test_errors_come_back_and_leave_the_learner_usable_and_a_stop_ends_it(tmp_pa
         assert process.returncode is not None
         with pytest.raises(LearnerLost, match="processes are gone: the learner's own process has given"):
             there.save(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_weights_are_handed_over_where_they_are() -> None:
+    cuda, files = torch.device("cuda:0"), set(Path("/dev/shm").glob("torch_*"))
+    with closing(started(lora=False, notes=[], reader=cuda, published=torch.bfloat16)) as there:
+        here = make(lora=False)
+        for _ in range(2):
+            for learner in (here, there):
+                learner.update([batch(sequences(5))], SUPERVISED)
+            handed = dict(there.weights().tensors)
+            for name, tensor in here.weights().tensors:
+                assert handed[name].device == cuda and handed[name].dtype == torch.bfloat16
+                assert torch.allclose(handed[name].float(), tensor.float(), rtol=0.02, atol=1e-3), name
+    del there, handed
+    gc.collect()
+    torch.cuda.ipc_collect()
+    assert set(Path("/dev/shm").glob("torch_*")) == files

@@ -46,5 +46,7 @@ def test_each_answers_for_itself_and_a_death_is_named(group: ProcessGroup) -> No
 def test_one_that_is_stopped_before_a_large_call_holds_nobody_up(group: ProcessGroup) -> None:
     group._limit = 0.5
     os.kill(group._processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(LearnerLost, match=r"hangs in `say` and is ended: the first has given no sign of life for 0.5 s"):
+    with pytest.raises(
+        LearnerLost, match=r"hangs in `say` and is ended: the first has given no sign of life for 0.5 s"
+    ):
         group.call("say", [(LARGE,), (LARGE,)])

@@ -147,7 +147,7 @@ def open_on_gpu(
     writer = _writer(config, chosen, learner.model, share=same)
     opened = open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)
     torch.set_num_threads(opened.threads)
-    exact = is_exact(config, chosen, learner, None)
+    exact = is_exact_on_gpu(config, chosen, learner)
     say_if_inexact(chosen, exact, say)
     turns = bool(config.engine.sleep) if memory is None else memory.takes_turns
     return OpenPair(opened.sampler, learner, exact, opened.threads, turns, clock)
@@ -196,11 +196,13 @@ async def open_apart(
 
 
 def is_exact(config: Config, chosen: EngineChoice, learner: "LocalLearner", regime: "Regime | None") -> bool:
-    """Whether a learner finds our sampler's log-probs again to the last bit: in the regime that is proven on the CPU,
-    by kernels that both share on a GPU."""
-    if not chosen.on_gpu:
-        same = extensions.engine(config.engine.name).here and chosen.precision is Precision.float32
-        return same and regime is not None and learner.device.type == "cpu" and not learner.forward.narrow
+    """Whether a learner finds the CPU sampler's log-probs again to the last bit, in the regime that is proven."""
+    same = extensions.engine(config.engine.name).here and chosen.precision is Precision.float32
+    return same and regime is not None and learner.device.type == "cpu" and not learner.forward.narrow
+
+
+def is_exact_on_gpu(config: Config, chosen: EngineChoice, learner: "LocalLearner") -> bool:
+    """Whether a learner finds the GPU sampler's log-probs again to the last bit, by kernels that both share."""
     same = str(learner.device) == chosen.device and not config.learner.lora_rank
     same = same and {p.dtype for p in learner.model.parameters()} == {dtype_of(chosen.precision)}
     return same and shares_kernels(config, chosen)
@@ -208,7 +210,7 @@ def is_exact(config: Config, chosen: EngineChoice, learner: "LocalLearner", regi
 
 def say_if_inexact(chosen: EngineChoice, exact: bool, say: Say) -> None:
     """What `engine.batch_invariant` on a GPU does not reach as far as the learner."""
-    if chosen.on_gpu and chosen.batch_invariant and not exact:
+    if chosen.batch_invariant and not exact:
         say(
             "engine.batch_invariant: log-probs of sampler and learner agree to rounding only; they are equal to the "
             "last bit where all weights of a native model are trained, on the sampler's device and in its precision"

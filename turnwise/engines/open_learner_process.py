@@ -11,7 +11,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import Gpu, choose, device_of, published_format
 from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan
-from turnwise.engines.open_in_process import is_exact, open_cpu, open_cuda, open_learner, say_if_inexact
+from turnwise.engines.open_in_process import is_exact, is_exact_on_gpu, open_cpu, open_cuda, open_learner, say_if_inexact
 from turnwise.engines.opener import LearnerParts, OpenPair, Say, dtype_of, opener_of
 from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.rendering import make_renderer
@@ -62,7 +62,8 @@ async def open_with_process(
     )
     try:
         facts = await asyncio.to_thread(learner.open)
-        say_if_inexact(chosen, facts.exact, say)
+        if chosen.on_gpu:
+            say_if_inexact(chosen, facts.exact, say)
         say(f"learner: in process {facts.process}, on {facts.device}; weights are handed over on {learner.device}")
         turns = bool(config.engine.sleep)
         yield OpenPair(opened.sampler, learner, facts.exact, opened.threads, turns, clock)
@@ -91,7 +92,10 @@ def open_hosted(
         if memory is not None and memory.apart:
             limit_allocator(device, memory.learner_share, memory.gpu)
         learner = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
-    return HostedLearner(learner, is_exact(config, choose(config), learner, regime))
+    chosen = choose(config)
+    if chosen.on_gpu:
+        return HostedLearner(learner, is_exact_on_gpu(config, chosen, learner))
+    return HostedLearner(learner, is_exact(config, chosen, learner, regime))
 
 
 def limit_allocator(device: "torch.device", share: int, gpu: Gpu) -> None:
