@@ -11,7 +11,14 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import Gpu, choose, device_of, published_format
 from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan
-from turnwise.engines.open_in_process import is_exact, is_exact_on_gpu, open_cpu, open_cuda, open_learner, say_if_inexact
+from turnwise.engines.open_in_process import (
+    is_exact,
+    is_exact_on_gpu,
+    open_cpu,
+    open_cuda,
+    open_learner,
+    say_if_inexact,
+)
 from turnwise.engines.opener import LearnerParts, OpenPair, Say, dtype_of, opener_of
 from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.rendering import make_renderer
