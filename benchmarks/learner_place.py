@@ -66,9 +66,8 @@ def main() -> None:
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}; steps of {arguments.groups} x "
           f"{arguments.siblings} episodes, {arguments.rounds} x {arguments.steps} of them", flush=True)  # fmt: skip
     rounds = [{setting: measured(*setting, arguments) for setting in SETTINGS} for _ in range(arguments.rounds)]
-    print(
-        f"{'max_lag':>8}{'place':>9}" + "".join(f"{name + ' s':>12}" for name in PARTS.values()) + f"{'ratio':>8}  each"
-    )
+    names = "".join(f"{name + ' s':>12}" for name in PARTS.values())
+    print(f"{'max_lag':>8}{'place':>9}{names}{'ratio':>8}  each")
     for setting in SETTINGS:
         means = [statistics.median(found[setting][name] for found in rounds) for name in PARTS.values()]
         ratios = [found[setting]["step"] / found[SETTINGS[0]]["step"] for found in rounds]

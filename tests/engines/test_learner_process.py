@@ -152,7 +152,7 @@ def test_on_a_gpu_weights_are_handed_over_where_they_are() -> None:
             for name, tensor in here.weights().tensors:
                 assert handed[name].device == cuda and handed[name].dtype == torch.bfloat16
                 assert torch.allclose(handed[name].float(), tensor.float(), rtol=0.02, atol=1e-3), name
-    del there, handed
+    del there, learner, handed
     gc.collect()
     torch.cuda.ipc_collect()
     assert set(Path("/dev/shm").glob("torch_*")) == files

@@ -37,6 +37,7 @@ class ProcessLearner:
         self._make, self._reader, self._dtype, self._say = make, reader, published, say
         self._mapped = MappedBlock()
         self._on_device: DeviceBlock | None = None
+        self._block: Tensor | None = None
         self.step = 0
         """How many times the weights have changed."""
         self.token_budget = 0
@@ -89,6 +90,7 @@ class ProcessLearner:
 
     def _stream(self) -> Iterator[tuple[str, Tensor]]:
         self._ask("hand_over")
+        assert self._block is not None, "open comes first"
         yield from in_block(self._block, self._shapes, self._dtype)
 
     def save(self, folder: Path) -> None:
@@ -116,7 +118,7 @@ class ProcessLearner:
     def close(self) -> None:
         """End the process, whatever it is doing, and give the shared memory back."""
         self._group.stop()
-        on_device, self._on_device = self._on_device, None
+        on_device, self._on_device, self._block = self._on_device, None, None
         if on_device is not None:
             on_device.close()
         self._mapped.close()

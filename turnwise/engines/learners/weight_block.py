@@ -105,13 +105,14 @@ class DeviceBlock:
         self.shared = DeviceMemory(handle, size)
 
     def close(self) -> None:
-        """When the other process has ended: it was killed and gave nothing back, so that is done for it.
+        """When the other process has ended and no tensor of the block is used any more.
 
-        Else torch would keep the memory for it for ever.
+        The other one was killed and gave nothing back: that is done for it, or torch would keep the memory for ever.
         """
         counters, place = self.shared.handle[4:6]
         torch.UntypedStorage._release_ipc_counter_cuda(counters, place)
         del self.tensor
+        torch.cuda.ipc_collect()  # with the file of counters
 
 
 @dataclass(frozen=True, slots=True)
