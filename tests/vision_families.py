@@ -114,6 +114,17 @@ SEEING = {
         text(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, **rotary(2, 1, 1)),
         PATCHES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     ),
+    "qwen3_5, recurrent": _qwen(
+        "qwen3_5", "Qwen3VLProcessor",
+        text(
+            head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
+            linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+            rope_parameters={
+                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0
+            },
+        ),
+        PATCHES | {"num_position_embeddings": 16},
+    ),
     "exaone4_5": _qwen(
         "exaone4_5", "Exaone4_5_Processor",
         text("exaone4", sliding_window=64, sliding_window_pattern=2, head_dim=8),

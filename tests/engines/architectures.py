@@ -93,12 +93,39 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 }
 """By model_type; layers that mix in every way that `Mixing` knows are among them."""
 
-HYBRID: dict[str, dict[str, Any]] = {
-    "falcon_h1": EIGHT
-    | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
-    "lfm2": {"layer_types": ["conv", SEES_ALL], "block_auto_adjust_ff_dim": False},
+LINEAR = {
+    "layer_types": ["linear_attention", SEES_ALL],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
 }
-"""Architectures with layers that keep more of a sequence than keys and values."""
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+HYBRID: dict[str, dict[str, Any]] = {
+    "falcon_h1": EIGHT | MAMBA | {"mamba_d_ssm": 32, "mamba_d_head": 8},
+    "lfm2": {"layer_types": ["conv", SEES_ALL], "block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": EIGHT | LINEAR,
+    "qwen3_5_moe_text": EIGHT | LINEAR | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16},
+    "qwen3_next": EIGHT | LINEAR | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16},
+    "nemotron_h": EIGHT
+    | {
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "chunk_size": 8,
+    },
+    "granitemoehybrid": MAMBA
+    | {
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+    },
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+}
+"""Architectures with layers that carry a state from token to token, the last with no others."""
 
 NAMES_OF_GPT2 = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 

@@ -25,6 +25,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from turnwise.engines.model.attention import packed
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.ledger import Media, MediaSpan
 from turnwise.system.image_bytes import digest_of
 
@@ -204,6 +205,7 @@ def logits(model: PolicyModel, *sequences: Shown) -> torch.Tensor:
         torch.from_numpy(np.concatenate([one.ids for one in sequences])),
         torch.from_numpy(joined_positions([model.positions(one.ids, one.media) for one in sequences])),
         joined_features(stretches, torch.device("cpu")),
+        Recurrence(tuple(len(one.ids) for one in sequences)),
     )
     with torch.no_grad():
         return model.logits(model(inputs, packed([len(one.ids) for one in sequences])))

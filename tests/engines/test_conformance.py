@@ -3,7 +3,7 @@
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,15 +22,14 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.model.peft_adapter import PeftModel
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.samplers.cpu.steps import decode, prefill
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.errors import EngineError
 
 NATIVE = ("llama", "qwen2", "qwen3")
-CASES = [(kind, "transformers") for kind in SUPPORTED] + [(kind, "native") for kind in NATIVE]
-NO_RECOMPUTING = ("stablelm",)
-"""Whose layers are not handed what their model was called with."""
+CASES = [(kind, "transformers") for kind in (*SUPPORTED, *HYBRID)] + [(kind, "native") for kind in NATIVE]
 LENGTHS = (37, 9, 24)
 TEMPERATURE = 0.7
 TOKENS = torch.from_numpy(np.random.default_rng(3).integers(3, VOCABULARY, size=sum(LENGTHS)))
@@ -87,7 +86,7 @@ def model(case: Case) -> PolicyModel:
 
 
 def inputs(lengths: tuple[int, ...] = LENGTHS, tokens: Tensor = TOKENS) -> ModelInputs:
-    return ModelInputs(tokens, positions(lengths))
+    return ModelInputs(tokens, positions(lengths), recurrence=Recurrence(lengths))
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> bool:
@@ -165,7 +164,7 @@ def test_logits_equal_plain_transformers_and_packed_equals_single(case: Case, mo
 def test_prompts_in_pieces_and_tokens_in_batches_equal_the_whole(case: Case, model: PolicyModel) -> None:
     whole = logits_of(model).split(LENGTHS)
     tokens = [part.numpy() for part in PARTS]
-    rows, regime = ActiveRows(model.shape.caches, torch.float32, 3), Regime(4, 2, 32)
+    rows, regime = ActiveRows.of(model, 3), Regime(4, 2, 32)
     rows.reserve(3, max(LENGTHS) + 3)
     with torch.inference_mode():
         for pieces in ([Chunk(0, 0, 20), Chunk(1, 0, 5), Chunk(2, 0, 11)], [Chunk(0, 20, 34), Chunk(2, 11, 21)]):
@@ -179,7 +178,7 @@ def test_prompts_in_pieces_and_tokens_in_batches_equal_the_whole(case: Case, mod
 
 def test_scores_and_a_step_equal_plain_autograd_with_and_without_recomputing(case: Case) -> None:
     expected, reference = naive_scores(plain_logits(case.plain)), gradients(case.plain)
-    for recompute in (False,) if case.kind in NO_RECOMPUTING else (False, True):
+    for recompute in (False, True):
         trained = case.read()
         before = copied(trained)
         hidden = trained(inputs(), packed(LENGTHS), rows=SCORED - 1, recompute=recompute)
@@ -204,14 +203,14 @@ def test_factors_alone_learn(case: Case, tmp_path: Path) -> None:
     assert merged.keys() == model.weight_shapes().keys() and all(f.dtype is torch.float32 for f in factors.values())
     assert not any("embed" in name or "head" in name for name in factors)
     step(model, rate=0.3)
-    step(model, recompute=case.kind not in NO_RECOMPUTING, rate=0.3)
+    step(model, recompute=True, rate=0.3)
     own = dict(model.named_parameters())
     assert all(torch.equal(own[name], value) for name, value in frozen.items())
     assert all(not torch.equal(own[name], value) for name, value in factors.items())
     learned, now = logits_of(model), copied(model)
     assert not close(learned, plain_logits(case.plain), 1e-2)
     changed = {name for name, tensor in now.items() if not torch.equal(tensor, merged[name])}
-    projections = {name for name in merged if "attn" in name and merged[name].dim() > 1 and "norm" not in name}
+    projections = {name for name in merged if "attn" in name and merged[name].dim() == 2 and "norm" not in name}
     assert projections <= changed and any("attn" not in name for name in changed), (
         "attention all, and what comes behind it"
     )
@@ -275,7 +274,7 @@ def test_weights_stream_into_another_model(case: Case, model: PolicyModel) -> No
 
 def test_layers_are_modules_whose_hooks_fire(case: Case, model: PolicyModel) -> None:
     layers = list(model.layers) if isinstance(model, Decoder) else model.layer_modules()  # type: ignore[attr-defined]
-    assert len(layers) == len(model.shape.caches)
+    assert len(layers) == case.plain.config.num_hidden_layers
     fired: list[int] = []
     hooks = [
         layer.register_forward_hook(lambda module, given, made, n=n: fired.append(n)) for n, layer in enumerate(layers)
@@ -312,42 +311,45 @@ def test_sinks_soft_caps_and_scales_matter() -> None:
         assert not close(sharp, flat, 1e-2)
 
 
-@pytest.fixture(scope="module", params=HYBRID)
-def hybrid(request: pytest.FixtureRequest) -> Iterator[tuple[str, PreTrainedModel, TransformersModel]]:
-    plain = build(request.param)
-    yield request.param, plain, TransformersModel(copy.deepcopy(plain))
+@pytest.mark.parametrize("kind", HYBRID)
+def test_no_state_of_a_packed_sequence_reaches_another(kind: str) -> None:
+    """Not a bit of what is computed, and no gradient, whatever its neighbours are and however long."""
+    model = TransformersModel(build(kind))
+    assert model.shape.states and model.shape.no_packing is None and model.shape.no_caching is None
+    for lengths in ((9, 9, 9), (9, 5, 9)):
+        starts = np.cumsum((0, *lengths))
+        tokens = TOKENS[: sum(lengths)]
+        others = tokens.clone()
+        others[: lengths[0]], others[starts[2] :] = tokens[: lengths[0]].flip(0), tokens[starts[2] :].roll(1)
+        middle = slice(starts[1], starts[2])
+        entered: list[Tensor] = []
+        embeddings = model.model.get_input_embeddings()
+        watch = embeddings.register_forward_hook(lambda m, ids, made, kept=entered: kept.append(made))
+        states = [model(inputs(lengths, each), packed(lengths))[middle] for each in (tokens, others)]
+        watch.remove()
+        assert torch.equal(*states)
+        (gradient,) = torch.autograd.grad(states[0].sin().sum(), entered[0])
+        outside = torch.ones(sum(lengths), dtype=torch.bool)
+        outside[middle] = False
+        assert bool((gradient[0, outside] == 0).all()) and bool(gradient[0, middle].any())
 
 
-MIXERS = {"falcon_h1": "FalconH1Mixer (model.layers.0.mamba)", "lfm2": "Lfm2ShortConv (model.layers.0.conv)"}
+def test_tokens_that_are_not_said_to_be_sequences_are_refused() -> None:
+    model = TransformersModel(build("lfm2"))
+    with pytest.raises(EngineError, match="Lfm2ForCausalLM must be told which tokens are one sequence"):
+        model(ModelInputs(TOKENS, positions(LENGTHS)), packed(LENGTHS))
 
 
-def test_a_hybrid_is_refused_for_packing_and_caching_by_the_module_that_forbids_it(
-    hybrid: tuple[str, PreTrainedModel, TransformersModel],
-) -> None:
-    kind, plain, model = hybrid
-    assert model.shape.no_packing == f"{MIXERS[kind]} carries a state from token to token that is not attention"
-    assert model.shape.no_caching == model.shape.no_packing
-    expected = plain_logits(plain).split(LENGTHS)
-    for part, wanted in zip(PARTS, expected, strict=True):  # one sequence a pass is right all the same
-        found = model.logits(model(inputs((len(part),), part), packed([len(part)])))
-        assert close(found, wanted)
-    before = copied(model)
-    hidden = model(inputs((37,), PARTS[0]), packed([37]), recompute=True)[4:-1]
-    policy_loss(*model.scores(hidden, PARTS[0][5:], temperature=1.0, chunk=8)).backward()
-    logp = torch.log_softmax(expected[0][4:-1], dim=-1)
-    policy_loss(logp.gather(1, PARTS[0][5:, None])[:, 0], -(logp.exp() * logp).sum(-1)).backward()
-    theirs = dict(plain.named_parameters())
-    for name, parameter in model.model.named_parameters():
-        assert parameter.grad is not None and theirs[name].grad is not None
-        assert close(parameter.grad, theirs[name].grad), name
-    assert before.keys() == model.weight_shapes().keys()
+def test_recurrent_layers_that_do_not_go_on_from_a_state_are_refused_for_writing_only() -> None:
+    plain = build("mamba", state_size=8)
+    model = TransformersModel(copy.deepcopy(plain))
+    assert model.shape.no_caching == (
+        "recurrent layers of MambaForCausalLM do not go on from a kept state by several tokens at once"
+    )
+    assert model.shape.no_packing is None and close(logits_of(model), plain_logits(plain))
 
 
 REFUSED = {
-    "mamba2": (
-        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2},
-        "Mamba2ForCausalLM attends by code of its own",
-    ),
     "bloom": ({"n_head": 4, "n_layer": 2}, "BloomForCausalLM attends by code of its own"),
     "llama4_text": (
         {"head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48},
@@ -402,12 +404,6 @@ def test_bfloat16(kind: str, folders: Callable[[str], Path]) -> None:
     step(adapted)
     assert all(p.dtype is torch.float32 for p in adapted.parameters() if p.requires_grad)
     assert {n: t.dtype for n, t in adapted.weights()} == dtypes, "merged in the format of what is below"
-
-
-def test_recomputing_is_refused_where_a_layer_would_not_find_our_attention_again() -> None:
-    model = TransformersModel(build("stablelm"))
-    with pytest.raises(EngineError, match="StableLmForCausalLM cannot compute its layers again"):
-        model(inputs(), packed(LENGTHS), recompute=True)
 
 
 def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_up(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Rows grow without losing content; cached and shared caches stay within their bytes and forget the oldest first."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -9,9 +11,11 @@ from turnwise.engines.samplers.kv_cache import (
     ActiveRows,
     KVSpan,
     PrefixBlocks,
+    PromptBlock,
     SessionCache,
     SessionCaches,
     block_hashes,
+    prompt_blocks,
 )
 
 CACHES = (LayerCache(1, 8, 8),) * 2
@@ -20,7 +24,7 @@ CACHES = (LayerCache(1, 8, 8),) * 2
 def span(length: int, seed: int = 0) -> KVSpan:
     noise = torch.Generator().manual_seed(seed)
     shapes = ((2, 1, 8, length), (2, 1, length, 8))
-    return KVSpan(*((torch.randn(shape, generator=noise),) for shape in shapes))
+    return KVSpan(length, *((torch.randn(shape, generator=noise),) for shape in shapes))
 
 
 def same(a: KVSpan, b: KVSpan) -> bool:
@@ -86,10 +90,20 @@ def test_block_hashes_cover_everything_before_and_leave_a_token_to_compute() -> 
 def test_prefix_blocks_evict_tails_before_heads() -> None:
     size = span(PREFIX_BLOCK).bytes
     blocks = PrefixBlocks(budget=3 * size)
-    chain = [b"head", b"middle", b"tail"]
-    for digest in reversed(chain):
-        blocks.put(digest, span(PREFIX_BLOCK))
-    assert blocks.known(chain) == 3 and blocks.known([b"head", b"other", b"tail"]) == 1
+    chain = [PromptBlock(digest, 0, PREFIX_BLOCK) for digest in (b"head", b"middle", b"tail")]
+    for block in reversed(chain):
+        blocks.put(block.digest, span(PREFIX_BLOCK))
+    assert blocks.known(chain) == 3 and blocks.known([chain[0], replace(chain[1], digest=b"other"), chain[2]]) == 1
     blocks.take(chain)
     blocks.put(b"new", span(PREFIX_BLOCK))
     assert blocks.known(chain) == 2 and blocks.bytes == 3 * size
+
+
+def test_a_prompt_is_shared_by_its_blocks_or_as_a_whole() -> None:
+    ids = np.arange(3 * PREFIX_BLOCK + 5)
+    parts, (whole,) = prompt_blocks(ids), prompt_blocks(ids, whole=True)
+    assert [(block.start, block.end) for block in parts] == [
+        (n * PREFIX_BLOCK, (n + 1) * PREFIX_BLOCK) for n in range(3)
+    ]
+    assert whole == PromptBlock(parts[-1].digest, 0, 3 * PREFIX_BLOCK)
+    assert prompt_blocks(ids[:PREFIX_BLOCK], whole=True) == []

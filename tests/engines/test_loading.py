@@ -312,29 +312,18 @@ def test_the_extra_is_named_where_it_is_missing(file: Path, monkeypatch: pytest.
         choose_implementation(find_model(str(file)), Wanted.auto)
 
 
-STATES = {"falcon_h1": "its hybrid layers", "lfm2": "its conv layers", "gemma3_text": None}
-
-
-@pytest.mark.parametrize("kind", STATES)
-def test_layers_with_a_state_are_known_by_the_config(tmp_path: Path, kind: str) -> None:
-    build(kind).save_pretrained(tmp_path)
-    source = find_model(str(tmp_path))
-    assert model_facts(source, choose_implementation(source, Wanted.auto)).stateful == STATES[kind]
-
-
-def test_a_model_that_cannot_be_cached_is_refused_before_a_run_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hybrid_model_is_trained_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler's log-probs and the learner's agree before the first update, or the run would stop."""
     monkeypatch.chdir(tmp_path)
-    build("falcon_h1", vocab_size=768, max_position_embeddings=2048).save_pretrained(tmp_path / "model")
+    build("lfm2", vocab_size=768, max_position_embeddings=2048).save_pretrained(tmp_path / "model")
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY.folder / name, tmp_path / "model" / name)
-    for command, code in (("eval", 2), ("train", 2), ("check", 1)):
-        assert main([command, "model.path=model"]) == code
-        shown = capsys.readouterr()
-        told = " ".join((shown.out + shown.err).split())
-        assert "the torch sampler cannot write with this model: its hybrid layers (falcon_h1)" in told, command
-    assert not (tmp_path / "runs").exists()
+    (tmp_path / "reward.py").write_text("async def odd(trajectory):\n    return float(trajectory.sibling % 2)\n")
+    sizes = ["training.steps=1", "training.groups=2", "training.group_size=2", "eval.samples=2"]
+    rewards = ["scoring.scorers={arithmetic: reward.py:odd}", "sampling.max_tokens=16"]
+    assert main(["train", "model.path=model", "run=hybrid", *sizes, *rewards]) == 0
+    log = (tmp_path / "runs/hybrid/log.txt").read_text()
+    assert "log-probs" in log and "logprob" in (tmp_path / "runs/hybrid/metrics.jsonl").read_text(), log
 
 
 def _header(tensors: int, entries: int, body: bytes) -> bytes:

@@ -103,7 +103,7 @@ def test_the_plan_knows_how_much_is_for_seeing(opened: Opened) -> None:
     source = ModelSource("tiny", opened.folder)
     choice = choose_implementation(source, ModelImplementation.auto)
     facts = model_facts(source, choice)
-    assert choice.implementation is ModelImplementation.transformers and facts.stateful is None
+    assert choice.implementation is ModelImplementation.transformers
     assert facts.vision == sum(parameter.numel() for _, parameter in opened.model.vision_parameters())
 
 

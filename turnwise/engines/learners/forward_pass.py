@@ -15,6 +15,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.errors import EngineError
 
@@ -32,7 +33,7 @@ class ForwardPass:
     """Where and how a model runs: `ForwardPass(torch.device("cpu"), temperature=1.0)`.
 
     Nothing here needs a batch dimension or padding. The sequences of a batch share one pass, except with a model that
-    cannot keep them apart (`ModelShape.no_packing`, a recurrent layer): there each has a pass of its own.
+    cannot keep them apart (`ModelShape.no_packing`): there each has a pass of its own.
     """
 
     device: torch.device
@@ -77,14 +78,18 @@ class ForwardPass:
         recompute: int,
         sequences: Sequence[ImageSequence],
     ) -> Tensor:
+        recurrence = Recurrence(tuple(lengths)) if model.shape.states else None
         if any(sequence.media for sequence in sequences):
-            inputs = self._with_images(model, tokens, sequences)
+            inputs = self._with_images(model, tokens, sequences, recurrence)
         else:
-            inputs = ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
+            places = attention.sent(attention.positions(lengths), self.device)
+            inputs = ModelInputs(tokens, places, recurrence=recurrence)
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
-    def _with_images(self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence]) -> ModelInputs:
+    def _with_images(
+        self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence], recurrence: Recurrence | None
+    ) -> ModelInputs:
         """Tokens with images among them; each image is encoded once, however often it is there."""
         features = iter(model.encode_images([span.media for sequence in sequences for span in sequence.media]))
         stretches = [
@@ -93,7 +98,10 @@ class ForwardPass:
         ]
         places = joined_positions([model.positions(sequence.tokens, sequence.media) for sequence in sequences])
         return ModelInputs(
-            tokens, attention.sent(torch.from_numpy(places), self.device), joined_features(stretches, self.device)
+            tokens,
+            attention.sent(torch.from_numpy(places), self.device),
+            joined_features(stretches, self.device),
+            recurrence,
         )
 
     def _attend(self, model: PolicyModel, lengths: Sequence[int]) -> Attend:

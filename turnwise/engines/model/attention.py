@@ -313,8 +313,14 @@ def _panels(chunks: Sequence[Chunk], store: KeyValueStore) -> tuple[list[_Panel]
     return panels, torch.cat(home).to(device)
 
 
+def _nobody_attends(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
+    raise RuntimeError(f"attention layer {layer} of a model that has none")
+
+
 def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime) -> Attend:
     """Append the chunks' keys and values to their rows and let each chunk see all of its sequence so far."""
+    if not store.layers:
+        return _nobody_attends
     panels, home = _panels(chunks, store)
     total = len(home)
 
@@ -348,6 +354,8 @@ def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime
 
 def cached_decode(store: KeyValueStore, places: Tensor, regime: Regime) -> Attend:
     """One new token for each of the first n rows, at position `places[n]`; further query rows are padding."""
+    if not store.layers:
+        return _nobody_attends
     count = len(places)
     width = padded(int(places.max()) + 1, KEY_PAD)
     first = store.layers[0][0]

@@ -45,10 +45,6 @@ LEAST_CONTEXT = 16
 """Less has no room for a question and an answer."""
 
 
-STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
-"""What transformers calls such layers in `layer_types`."""
-
-
 VISION = re.compile(
     r"(^|\.)(visual|vision_\w+|connector|(multi_modal_)?projector|aligner|mlp_AR|embed_vision|image_newline)(\.|$)"
 )
@@ -83,8 +79,6 @@ class ModelFacts:
     weights: int
     """Numbers in all."""
     hidden_size: int | None
-    stateful: str | None = None
-    """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
     vision: int = 0
     """Numbers of `weights` that are of the tower and projector of a model that sees, by their names."""
     tensors: tuple[int, ...] = ()
@@ -347,7 +341,6 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
         tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
         0,
         getattr(text, "hidden_size", None),
-        next((f"its {kind} layers" for kind in getattr(text, "layer_types", None) or () if kind in STATEFUL), None),
     )
 
 

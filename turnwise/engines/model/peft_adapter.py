@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from turnwise.engines.model.policy_model import Gather, keep_tensor
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers.model import TransformersModel
+from turnwise.engines.model.transformers.recurrent_layers import LAYER, RecurrentLayer
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 
@@ -23,6 +24,8 @@ except ModuleNotFoundError as error:
     raise EngineError('LoRA on this model needs peft: pip install "turnwise[lora]"') from error
 
 ADAPTER = "default"
+TAKEN_WHOLE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+"""Families of which peft refuses factors beside `out_proj`."""
 
 
 class PeftModel(TransformersModel):
@@ -117,8 +120,12 @@ class PeftVisionModel(PeftModel, VisionModel):
 
 
 def _targets(model: PreTrainedModel, decoder: PreTrainedModel) -> tuple[list[str], list[str]]:
-    """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
+    """Linear layers of the decoder, and parameters that hold the matrices of many experts. Where peft says so the
+    projections out of recurrent layers are left out, whose fused kernels take the weight by itself."""
     head, inside, weights = model.get_output_embeddings(), {*decoder.modules()}, {*decoder.parameters()}
+    if model.config.model_type in TAKEN_WHOLE:
+        recurrent = (module for module in decoder.modules() if isinstance(getattr(module, LAYER, None), RecurrentLayer))
+        inside -= {module.out_proj for module in recurrent}
     linear = [
         name for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head and module in inside

@@ -1,11 +1,12 @@
 """What a policy model is: packed tokens in, hidden states and token scores out, weights by their Hugging Face names."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.errors import EngineError
 from turnwise.ledger import Media, MediaSpan
+
+if TYPE_CHECKING:
+    from turnwise.engines.model.recurrence import Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,20 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """What one recurrent layer keeps of a sequence, however long it is: tensors of these shapes and number formats."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+def state_bytes(states: Sequence[StateShape]) -> int:
+    """The memory that the states of one sequence take in all recurrent layers together."""
+    tensors = (pair for each in states for pair in zip(each.shapes, each.dtypes, strict=True))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in tensors)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """What samplers and learners ask before they run a model."""
 
@@ -35,6 +53,8 @@ class ModelShape:
     context_length: int
     caches: tuple[LayerCache, ...]
     """By layer of attention, in the order of their numbers."""
+    states: tuple[StateShape, ...] = ()
+    """By recurrent layer, in the order of their numbers; such a model is told which tokens are one sequence."""
     no_packing: str | None = None
     """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
     no_caching: str | None = None
@@ -72,6 +92,8 @@ class ModelInputs:
     positions: Tensor
     images: "ImageFeatures | None" = None
     """The features of the images in these tokens; None for text."""
+    recurrence: "Recurrence | None" = None
+    """Which tokens are one sequence, and its states; read by models with recurrent layers alone."""
 
 
 @dataclass(frozen=True, slots=True)

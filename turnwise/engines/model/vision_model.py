@@ -19,6 +19,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from turnwise.engines.model.attention import packed
 from turnwise.engines.model.image_features import FeatureCache
 from turnwise.engines.model.policy_model import Features, ImageFeatures
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.model.transformers.probe import alike, under
 from turnwise.engines.model.transformers.weights import CheckpointNames
@@ -207,7 +208,7 @@ class VisionModel(TransformersModel):
         tokens, places = (torch.from_numpy(x).to(device) for x in (ids, self.positions(ids, [span])))
         takes = torch.from_numpy(span.start + np.flatnonzero(media.takes)).to(device)
         images = ImageFeatures(takes, features.rows, features.deep)
-        ours = self.logits(self._base(tokens, places, packed([len(ids)], device), images))
+        ours = self.logits(self._base(tokens, places, packed([len(ids)], device), Recurrence((len(ids),)), images))
         types = torch.zeros_like(tokens).index_fill(0, takes, 1)
         named = inspect.signature(self.model.base_model.forward).parameters
         options = {name: types[None] for name in TYPES if name in named}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.samplers.kv_cache import PromptBlock
 from turnwise.engines.samplers.prompt_images import PromptImages
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.samplers.sampling import Rules
@@ -26,8 +27,8 @@ class QueuedRequest:
     params: SamplingParams
     noise_bits: int
     media: tuple[MediaSpan, ...] = ()
-    digests: list[bytes] = field(init=False)
-    """Of the prompt's whole blocks; written by `Batcher.submit`."""
+    blocks: list[PromptBlock] = field(init=False)
+    """By which its prompt is shared; written by `Batcher.submit`."""
     keep_cache: bool = True
     """Whether its cache is kept for another turn; `Batcher.release` says no."""
     asked: float = field(default_factory=lambda: time_budget.clock())

@@ -4,6 +4,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
-from turnwise.engines.model.policy_model import LayerCache, PolicyModel
+from turnwise.engines.model.policy_model import LayerCache, PolicyModel, StateShape
+from turnwise.engines.model.recurrence import States, empty_states
 from turnwise.ledger import MediaSpan
 
 PREFIX_BLOCK = PAGE
@@ -24,20 +26,20 @@ GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class KVSpan:
-    """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, Dv] of n consecutive tokens, for each kind of layer."""
+    """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, Dv] of n consecutive tokens, for each kind of layer; the
+    states of recurrent layers with spans that begin at a sequence's first token."""
 
+    length: int
+    """The number of tokens."""
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-
-    @property
-    def length(self) -> int:
-        """The number of tokens whose keys and values the span holds."""
-        return self.values[0].shape[2]
+    states: tuple[States, ...] = ()
+    """Of each recurrent layer those behind the last of the tokens."""
 
     @property
     def bytes(self) -> int:
-        """The memory that keys and values take, in bytes."""
-        return sum(part.nbytes for part in (*self.keys, *self.values))
+        """The memory that keys, values and states take, in bytes."""
+        return sum(part.nbytes for part in (*self.keys, *self.values, *chain.from_iterable(self.states)))
 
 
 class ActiveRows:
@@ -50,26 +52,33 @@ class ActiveRows:
 
     layers: list[tuple[Tensor, Tensor]]
     """Keys and values of each layer: what cached attention reads and writes."""
+    states: list[States]
+    """Of each recurrent layer those of every row, zeros where a sequence begins."""
 
     def __init__(
-        self, caches: Sequence[LayerCache], dtype: torch.dtype, max_rows: int, device: torch.device | None = None
+        self,
+        caches: Sequence[LayerCache],
+        dtype: torch.dtype,
+        max_rows: int,
+        device: torch.device | None = None,
+        states: Sequence[StateShape] = (),
     ) -> None:
         self._max_rows = max_rows
-        self._caches = tuple(caches)
+        self._caches, self._state_shapes = tuple(caches), tuple(states)
         self._kinds = tuple(dict.fromkeys(caches))
-        self._dtype, self._device = dtype, device
-        self._keep(*self._empty(min(FIRST_ROWS, max_rows), KEY_PAD))
+        self._dtype, self.device = dtype, device or torch.device("cpu")
+        self._keep(min(FIRST_ROWS, max_rows), KEY_PAD)
 
     @classmethod
     def of(cls, model: PolicyModel, max_rows: int) -> "ActiveRows":
         """Rows for a model, in the number format and on the device of its weights."""
         first = next(model.parameters())
-        return cls(model.shape.caches, first.dtype, max_rows, first.device)
+        return cls(model.shape.caches, first.dtype, max_rows, first.device, model.shape.states)
 
     @property
     def bytes(self) -> int:
-        """The memory that keys and values of all rows take, in bytes."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        """The memory that keys, values and states of all rows take, in bytes."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, *chain.from_iterable(self.states)))
 
     def _empty(self, rows: int, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
         keys: list[Tensor] = []
@@ -78,11 +87,13 @@ class ActiveRows:
             layers = self._caches.count(kind)
             # Zeros, not garbage: what lies beyond a sequence is multiplied by zero, and zero times NaN is NaN.
             for tensors, shape in ((keys, (kind.key_dim, capacity)), (values, (capacity, kind.value_dim))):
-                tensors.append(torch.zeros(layers, rows, kind.kv_heads, *shape, dtype=self._dtype, device=self._device))
+                tensors.append(torch.zeros(layers, rows, kind.kv_heads, *shape, dtype=self._dtype, device=self.device))
         return keys, values
 
-    def _keep(self, keys: list[Tensor], values: list[Tensor]) -> None:
-        self.keys, self.values = keys, values
+    def _keep(self, rows: int, capacity: int) -> None:
+        self._size = rows, capacity
+        self.keys, self.values = keys, values = self._empty(rows, capacity)
+        self.states = empty_states(self._state_shapes, rows, self.device)
         self.layers, counts = [], dict.fromkeys(self._kinds, 0)
         for cache in self._caches:
             kind, number = self._kinds.index(cache), counts[cache]
@@ -91,17 +102,24 @@ class ActiveRows:
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for this many rows of this many tokens."""
-        _, have, _, _, capacity = self.keys[0].shape
+        have, capacity = self._size
         if rows <= have and length <= capacity:
             return
         more_rows = min(max(rows, 2 * have), self._max_rows) if rows > have else have
         more = padded(max(length, int(GROWTH * capacity)), KEY_PAD) if length > capacity else capacity
-        keys, values = self._empty(more_rows, more)
-        for new, old in zip(keys, self.keys, strict=True):
+        before = self.keys, self.values, self.states
+        self._keep(more_rows, more)
+        for new, old in zip(self.keys, before[0], strict=True):
             new[:, :have, :, :, :capacity] = old
-        for new, old in zip(values, self.values, strict=True):
+        for new, old in zip(self.values, before[1], strict=True):
             new[:, :have, :, :capacity] = old
-        self._keep(keys, values)
+        for new, old in zip(chain.from_iterable(self.states), chain.from_iterable(before[2]), strict=True):
+            new[:have] = old
+
+    def begin(self, row: int) -> None:
+        """A sequence begins in a row: what recurrent layers kept there of another is forgotten."""
+        for state in chain.from_iterable(self.states):
+            state[row] = 0
 
     def move(self, source: int, target: int, length: int) -> None:
         """Put the sequence of one row into another."""
@@ -109,17 +127,22 @@ class ActiveRows:
             keys[:, target, :, :, :length] = keys[:, source, :, :, :length]
         for values in self.values:
             values[:, target, :, :length] = values[:, source, :, :length]
+        for state in chain.from_iterable(self.states):
+            state[target] = state[source]
 
     def clear(self, row: int) -> None:
         """Zero a row that held NaN, which would outlive its sequence."""
         for tensor in (*self.keys, *self.values):
             tensor[:, row] = 0
+        self.begin(row)
 
     def read(self, row: int, start: int, end: int) -> KVSpan:
-        """A copy of tokens start to end of a row."""
+        """A copy of tokens start to end of a row; with recurrent layers, of all that it has been fed."""
         plain = torch.contiguous_format
         keys = tuple(tensor[:, row, :, :, start:end].clone(memory_format=plain) for tensor in self.keys)
-        return KVSpan(keys, tuple(tensor[:, row, :, start:end].clone(memory_format=plain) for tensor in self.values))
+        values = tuple(tensor[:, row, :, start:end].clone(memory_format=plain) for tensor in self.values)
+        states = tuple(tuple(state[row].clone() for state in layer) for layer in self.states)
+        return KVSpan(end - start, keys, values, states)
 
     def write(self, row: int, start: int, span: KVSpan) -> None:
         """Puts a span into a row, from position `start` on."""
@@ -128,6 +151,8 @@ class ActiveRows:
             tensor[:, row, :, :, start:end] = keys
         for tensor, values in zip(self.values, span.values, strict=True):
             tensor[:, row, :, start:end] = values
+        for state, kept in zip(chain.from_iterable(self.states), chain.from_iterable(span.states), strict=True):
+            state[row] = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +200,29 @@ class SessionCaches:
         self.bytes = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PromptBlock:
+    """A beginning of a prompt that others may share: its last tokens `start` to `end`, by a digest of all of it."""
+
+    digest: bytes
+    start: int
+    end: int
+
+
+def prompt_blocks(
+    token_ids: NDArray[np.int64], media: Sequence[MediaSpan] = (), *, whole: bool = False
+) -> list[PromptBlock]:
+    """The blocks that a prompt is shared by; `whole`: one from its first token on, because the states of recurrent
+    layers are kept behind its end only. The prompt's last token is never in a block, because it must be computed to
+    know what follows."""
+    digests = block_hashes(token_ids, media)
+    if whole:
+        return [PromptBlock(digests[-1], 0, len(digests) * PREFIX_BLOCK)] if digests else []
+    return [PromptBlock(d, n * PREFIX_BLOCK, (n + 1) * PREFIX_BLOCK) for n, d in enumerate(digests)]
+
+
 def block_hashes(token_ids: NDArray[np.int64], media: Sequence[MediaSpan] = ()) -> list[bytes]:
-    """One digest per whole block, each covering everything before it, the images that begin there too. A prompt's last
-    token is never in a block, because it must be computed to know what follows."""
+    """One digest per whole block, each covering everything before it, the images that begin there too."""
     digests: list[bytes] = []
     digest = b""
     for end in range(PREFIX_BLOCK, len(token_ids), PREFIX_BLOCK):
@@ -205,18 +250,18 @@ class PrefixBlocks:
         self._blocks.clear()
         self.bytes = 0
 
-    def known(self, digests: Sequence[bytes]) -> int:
+    def known(self, blocks: Sequence[PromptBlock]) -> int:
         """How many leading blocks are kept."""
-        for count, digest in enumerate(digests):
-            if digest not in self._blocks:
+        for count, block in enumerate(blocks):
+            if block.digest not in self._blocks:
                 return count
-        return len(digests)
+        return len(blocks)
 
-    def take(self, digests: Sequence[bytes]) -> list[KVSpan]:
+    def take(self, blocks: Sequence[PromptBlock]) -> list[KVSpan]:
         """The blocks, now the most recently used; a chain's head counts as used after its tail, so tails go first."""
-        for digest in reversed(digests):
-            self._blocks.move_to_end(digest)
-        return [self._blocks[digest] for digest in digests]
+        for block in reversed(blocks):
+            self._blocks.move_to_end(block.digest)
+        return [self._blocks[block.digest] for block in blocks]
 
     def put(self, digest: bytes, span: KVSpan) -> None:
         """Keeps a block by its digest; those used least recently go when the budget is full."""

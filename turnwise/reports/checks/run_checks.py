@@ -12,8 +12,8 @@ from turnwise.chat.renderer import CHATML, Renderer
 from turnwise.data.lint import faults
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import opener_of
-from turnwise.engines.rendering import choose_model, format_of
-from turnwise.errors import DataError, EngineError, TemplateError
+from turnwise.engines.rendering import format_of
+from turnwise.errors import DataError, TemplateError
 from turnwise.reports.checks.findings import Outcome, Report
 from turnwise.reports.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.rollout.openai_messages import check_image
@@ -49,7 +49,7 @@ async def run_checks(every: Sequence[Prepared], report: Report, *, play: bool = 
     """Try everything out; a check that needs the result of a failed one is left out. Without `play` no episode is."""
     errors_before = len(report.errors)
     with report.recording("engine"):
-        _check_cacheable(every[0])  # one model writes for all
+        memory_here(every[0].config, None)  # one model writes for all: a GPU that is too small for it is refused here
     for prepared in every:
         with report.recording("dataset"):
             _check_samples(prepared)
@@ -73,19 +73,6 @@ async def run_checks(every: Sequence[Prepared], report: Report, *, play: bool = 
                 await services.enter_async_context(running)
             for prepared in every:
                 await check_rollouts(prepared, report)
-
-
-def _check_cacheable(prepared: Prepared) -> None:
-    """Refuse what is known before its weights are read, a GPU that is too small for them included;
-    `threads.check_cacheable` refuses what only they show."""
-    chosen = choose_model(prepared.config)
-    if chosen is not None and (layers := chosen[1].stateful) is not None:
-        kind = chosen[1].model_type
-        raise EngineError(
-            f"the torch sampler cannot write with this model: {layers} ({kind}) carry a state from token to token that "
-            "is not attention"
-        )
-    memory_here(prepared.config, None)
 
 
 def _check_samples(prepared: Prepared) -> None:

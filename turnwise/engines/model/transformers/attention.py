@@ -16,7 +16,7 @@ OURS, WATCHED = "turnwise", "turnwise_watched"
 """Names of attention implementations. The first gets no mask at all; the second also tells what a mask would hide."""
 FACTS = "turnwise_layer"
 CURRENT: ContextVar["Attend | AttentionWatch | None"] = ContextVar("turnwise_attend", default=None)
-"""For layers that are not handed the keyword arguments of their model; gone again when a layer is recomputed."""
+"""For layers that are not handed the keyword arguments of their model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,6 @@ class AttentionWatch:
 
     attend: Attend
     layers: list[tuple[nn.Module, AttentionLayer]]
-    handed_down: bool = True
-    """Whether every layer was given our attention by its model."""
 
     def called(
         self, module: nn.Module, k: Tensor, v: Tensor, mask: Tensor | None, sliding_window: int | None
@@ -69,7 +67,6 @@ def attention(
     **further: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention layer, with [1, H, T, D]; returns [1, T, Hq, Dv]."""
-    handed_down = attend is not None
     attend = attend or CURRENT.get()
     if attend is None:
         raise _unsupported(module, "does not get the attention that its model was called with")
@@ -81,7 +78,6 @@ def attention(
     if query.shape[:1] != (1,) or key.shape[2] != query.shape[2]:
         raise _unsupported(module, f"attends with {query.shape[2]} queries to {key.shape[2]} keys")
     if isinstance(attend, AttentionWatch):
-        attend.handed_down &= handed_down
         layer = attend.called(module, key, value, attention_mask, sliding_window)
         attend = attend.attend
     elif attention_mask is not None:

@@ -34,10 +34,12 @@ from turnwise.engines.model.policy_model import (
     PolicyModel,
     keep_tensor,
 )
+from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_logprobs import LogitShape, token_scores
 from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionWatch
 from turnwise.engines.model.transformers.probe import probe
+from turnwise.engines.model.transformers.recurrent_layers import SEQUENCES, recomputed, take_recurrent
 from turnwise.engines.model.transformers.skeleton import empty_model
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
@@ -78,10 +80,11 @@ class TransformersModel(PolicyModel):
 
     def probe(self) -> None:
         probed = probe(self.model, self._decoder, self._base)
-        self._logits, self.recomputes = probed.logits, probed.handed_down and bool(self._checkpointed)
+        self._logits, self.recomputes = probed.logits, bool(self._checkpointed)
         self.shape = replace(
             self.shape,
             caches=probed.caches,
+            states=probed.states,
             no_packing=probed.no_packing,
             no_caching=probed.no_caching,
             no_graphs=probed.no_graphs,
@@ -92,6 +95,7 @@ class TransformersModel(PolicyModel):
         for name, module in other._decoder.named_modules():
             if hasattr(module, FACTS):
                 setattr(self._decoder.get_submodule(name), FACTS, getattr(module, FACTS))
+            take_recurrent(self._decoder.get_submodule(name), module)
         self._decoder.set_attn_implementation(OURS)
 
     @property
@@ -168,13 +172,15 @@ class TransformersModel(PolicyModel):
 
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
         """As promised, but any `recompute` above 0 means all layers: transformers has one switch for them."""
+        if self.shape.states and inputs.recurrence is None:
+            raise EngineError(f"{type(self.model).__name__} must be told which tokens are one sequence")
         if recompute and not self.recomputes:
             raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
         # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.images)
+            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
@@ -189,16 +195,22 @@ class TransformersModel(PolicyModel):
         return self.to(device)
 
     def _base(
-        self, tokens: Tensor, positions: Tensor, attend: Attend | AttentionWatch, images: ImageFeatures | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend | AttentionWatch,
+        recurrence: Recurrence | None = None,
+        images: ImageFeatures | None = None,
     ) -> Tensor:
         # [T] -> [1, T], and [3, T] -> [3, 1, T]
         options = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
         passed = {name: value for name, value in options.items() if name in self._takes}
-        before = CURRENT.set(attend)
+        before = CURRENT.set(attend), SEQUENCES.set(recurrence)
         try:
             output = self._decoder(**self._entering(tokens, images), **passed)
         finally:
-            CURRENT.reset(before)
+            CURRENT.reset(before[0])
+            SEQUENCES.reset(before[1])
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -315,6 +327,8 @@ def _checkpointed_layers(model: PreTrainedModel, decoder: PreTrainedModel) -> tu
         return ()
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.disable_input_require_grads()
+    for layer in layers:
+        layer._gradient_checkpointing_func = recomputed
     return layers
 
 

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import KEY_PAD, Chunk, Regime, cached_decode, cached_prefill, packed
 from turnwise.engines.model.config_fields import compressed_layers
-from turnwise.engines.model.policy_model import Attend, LayerCache
+from turnwise.engines.model.policy_model import Attend, LayerCache, StateShape
+from turnwise.engines.model.recurrence import Recurrence, empty_states
 from turnwise.engines.model.token_logprobs import LogitShape
 from turnwise.engines.model.transformers.attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
+from turnwise.engines.model.transformers.recurrent_layers import find_recurrent
 from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
@@ -26,8 +28,8 @@ TOKENS, BEFORE, KEPT = 11, 6, 8
 EXACT, NARROW = 1e-3, 0.1
 """How far two ways may differ, as a share of the states' norm: in float32, and where numbers have fewer digits."""
 
-Base = Callable[[Tensor, Tensor, Attend | AttentionWatch], Tensor]
-"""base(tokens [T], positions [T], attend) -> hidden states [T, H]."""
+Base = Callable[[Tensor, Tensor, Attend | AttentionWatch, Recurrence | None], Tensor]
+"""base(tokens [T], positions [T], attend, recurrence) -> hidden states [T, H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Probed:
     no_packing: str | None
     no_caching: str | None
     no_graphs: str | None
-    handed_down: bool
-    """Whether a layer that is computed again in the backward pass would still find our attention."""
+    states: tuple[StateShape, ...]
+    """What every recurrent layer keeps."""
 
 
 class _Stage(Enum):
@@ -95,8 +97,10 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
     stages.append(_Stage.WATCHED)
     watch = AttentionWatch(packed([TOKENS], device), [])
     with under(decoder, WATCHED):
-        base(tokens, places, watch)
-    if not watch.layers:
+        base(tokens, places, watch, None)
+    with under(decoder, "eager"):
+        states = tuple(find_recurrent(model, decoder, tokens))
+    if not watch.layers and not states:
         raise _attends_alone(model)
     for module, layer in watch.layers:
         setattr(module, FACTS, layer)
@@ -104,16 +108,22 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
     decoder.set_attn_implementation(OURS)
     host = _WaitsOfTheHost()  # type: ignore[no-untyped-call]
     with host:
-        alone = base(tokens, places, packed([TOKENS], device))
+        alone = base(tokens, places, packed([TOKENS], device), None)
     logits = _logit_shape(model, alone, theirs)
-    both = attention.positions([BEFORE, TOKENS]).to(device)
-    behind = base(torch.cat((before, tokens)), both, packed([BEFORE, TOKENS], device))[BEFORE:]
+    both, lengths = attention.positions([BEFORE, TOKENS]).to(device), (BEFORE, TOKENS)
+    behind = base(torch.cat((before, tokens)), both, packed(lengths, device), Recurrence(lengths))[BEFORE:]
     no_packing = None if alike(behind, alone) else _leak(model, base, before, tokens)
-    continued = _continued(base, tokens, [layer for _, layer in watch.layers], alone.dtype)
-    no_caching = None if alike(continued, alone) else no_packing or _leak(model, base, before, tokens)
+    continued = _continued(base, tokens, [layer for _, layer in watch.layers], states, alone.dtype, host)
+    no_caching = None if alike(continued, alone) else no_packing
+    if no_caching is None and not alike(continued, alone):
+        no_caching = _no_going_on(model) if states else _leak(model, base, before, tokens)
     caches = tuple(layer.cache for _, layer in watch.layers)
     no_graphs = f"{type(model).__name__} calls {host.found}, for which the host waits" if host.found else None
-    return Probed(caches, logits, no_packing, no_caching, no_graphs, watch.handed_down)
+    return Probed(caches, logits, no_packing, no_caching, no_graphs, states)
+
+
+def _no_going_on(model: PreTrainedModel) -> str:
+    return f"recurrent layers of {type(model).__name__} do not go on from a kept state by several tokens at once"
 
 
 def _attends_alone(model: PreTrainedModel) -> EngineError:
@@ -174,7 +184,14 @@ def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> Logi
     )
 
 
-def _continued(base: Base, tokens: Tensor, layers: list[AttentionLayer], dtype: torch.dtype) -> Tensor:
+def _continued(
+    base: Base,
+    tokens: Tensor,
+    layers: list[AttentionLayer],
+    states: tuple[StateShape, ...],
+    dtype: torch.dtype,
+    host: "_WaitsOfTheHost",
+) -> Tensor:
     """The states when most of the sequence is fed first, the rest after it, and its last token alone."""
     rows = _Rows([])
     for cache in (layer.cache for layer in layers):
@@ -183,11 +200,13 @@ def _continued(base: Base, tokens: Tensor, layers: list[AttentionLayer], dtype: 
         rows.layers.append((keys, values))
     regime = Regime(1, 2, KEY_PAD)
     places = torch.arange(TOKENS, device=tokens.device)
-    parts = []
+    carried, parts = empty_states(states, 1, tokens.device), []
     for start, end in ((0, KEPT), (KEPT, TOKENS - 1)):
         attend = cached_prefill(rows, [Chunk(0, start, end)], regime)
-        parts.append(base(tokens[start:end], places[start:end], attend))
-    parts.append(base(tokens[-1:], places[-1:], cached_decode(rows, places[-1:], regime)))
+        parts.append(base(tokens[start:end], places[start:end], attend, Recurrence((end - start,), carried)))
+    decoding = cached_decode(rows, places[-1:], regime)
+    with host if states else nullcontext():
+        parts.append(base(tokens[-1:], places[-1:], decoding, Recurrence((1,), carried)))
     return torch.cat(parts)
 
 
@@ -218,7 +237,8 @@ def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) ->
     try:
         for first in (before, before.flip(0)):
             runs.append({})
-            base(torch.cat((first, tokens)), places, packed([BEFORE, TOKENS], tokens.device))
+            lengths = (BEFORE, TOKENS)
+            base(torch.cat((first, tokens)), places, packed(lengths, tokens.device), Recurrence(lengths))
     finally:
         for hook in hooks:
             hook.remove()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turnwise.engines.model.attention import Chunk, Regime
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.cpu.steps import decode, prefill
+from turnwise.engines.samplers.cpu.steps import decode, prefill, up_to_shared
 from turnwise.engines.samplers.in_flight import (
     DecodeText,
     Outcome,
@@ -24,14 +24,7 @@ from turnwise.engines.samplers.in_flight import (
     Writers,
     WrittenRows,
 )
-from turnwise.engines.samplers.kv_cache import (
-    PREFIX_BLOCK,
-    ActiveRows,
-    PrefixBlocks,
-    SessionCache,
-    SessionCaches,
-    block_hashes,
-)
+from turnwise.engines.samplers.kv_cache import ActiveRows, PrefixBlocks, SessionCache, SessionCaches, prompt_blocks
 from turnwise.engines.samplers.prompt_images import PromptImages
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
 from turnwise.engines.weight_updates import FullWeights
@@ -101,7 +94,8 @@ class Batcher:
             return error
         if self._limit(request) <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
-        request.digests = block_hashes(request.token_ids, request.media) if self._sharing else []
+        whole = bool(self._model.shape.states)
+        request.blocks = prompt_blocks(request.token_ids, request.media, whole=whole) if self._sharing else []
         self._busy[name] = request
         self._waiting.append(request)
         return None
@@ -211,6 +205,7 @@ class Batcher:
             self._rows.reserve(len(everybody), max(running.fed for running in everybody) + 1)
         for row, running in enumerate(everybody):
             tokens, prompt_images = running.sequence(), running.prompt_images
+            self._rows.begin(row)
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
                 prefill(
@@ -245,19 +240,18 @@ class Batcher:
         passed_over: list[QueuedRequest] = []
         if self._partial is not None:
             budget -= self._take(self._partial, budget, work)
-            coming.update(self._partial.request.digests)
+            coming.update(block.digest for block in self._partial.request.blocks)
         while self._waiting and budget > 0 and len(self._active) + len(work) < self._max_batch:
             request = self._waiting.popleft()
-            blocks = self.prefixes.known(request.digests)
-            missing = request.digests[blocks:]
+            blocks = self.prefixes.known(request.blocks)
+            missing = [block.digest for block in request.blocks[blocks:]]
             cached = self.cached.get(request.conversation)
             if cached is None and missing and missing[0] in coming:
                 passed_over.append(request)
                 continue
             try:
-                prompt_images = self._encode(
-                    request, cached.span.length if cached is not None else blocks * PREFIX_BLOCK
-                )
+                known = request.blocks[blocks - 1].end if blocks else 0
+                prompt_images = self._encode(request, known if cached is None else cached.span.length)
             except EngineError as error:  # of one image: the others go on
                 del self._busy[request.conversation]
                 outcomes.append((request, error))
@@ -300,11 +294,12 @@ class Batcher:
     ) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
         request.begun = time_budget.clock()
+        self._rows.begin(row)
         if cached is not None:
             stretches = [cached.span]
             self.cached.drop(request.conversation)
         else:
-            stretches = self.prefixes.take(request.digests[:blocks])
+            stretches = self.prefixes.take(request.blocks[:blocks])
         fed = 0
         for span in stretches:
             self._rows.write(row, fed, span)
@@ -313,13 +308,20 @@ class Batcher:
         writers = Writers(self.policy_version)
         return RunningRequest(request, self._limit(request), fed, cached is None, writers, prompt_images=prompt_images)
 
-    def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
+    def _feed(self, work: list[tuple[RunningRequest, Chunk]]) -> Tensor:
         tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]
         all_prompt_images = [running.prompt_images for running, _ in work]
         logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime, all_prompt_images)
         self.stats.prefilled_tokens += sum(map(len, tokens))
         for running, chunk in work:
             running.fed = chunk.end
+        return logits
+
+    def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
+        if self._rows.states and (cut := up_to_shared(work)):
+            self._share([(running, chunk.row) for running, chunk in cut], self._feed(cut)[:, 0])
+            work = [(running, Chunk(chunk.row, running.fed, chunk.end)) for running, chunk in work]
+        logits = self._feed(work)
         last = work[-1][0]  # only the last can be cut short by the budget
         self._partial = last if last.fed < last.prompt_length else None
         first = len(self._active)
@@ -333,19 +335,16 @@ class Batcher:
         bits = np.array([running.request.noise_bits for running in ready], dtype=np.uint64)
         places = np.array([running.prompt_length for running in ready], dtype=np.int64)
         ids, logprobs = choose(logits[: len(ready)], rules, uniforms(bits, places))
-        self._share(first, ready, logprobs)
+        self._share([(running, row) for row, running in enumerate(ready, start=first)], logprobs)
         self._accept(first, ids, logprobs, outcomes)
 
-    def _share(self, first: int, ready: list[RunningRequest], logprobs: Tensor) -> None:
-        """Keep the whole blocks of new prompts for those that begin alike."""
-        for row, (running, logprob) in enumerate(zip(ready, logprobs.tolist(), strict=True), start=first):
-            if not running.shareable or not math.isfinite(logprob):
-                continue
+    def _share(self, fed: list[tuple[RunningRequest, int]], numbers: Tensor) -> None:
+        """Keep the blocks of prompts, with their rows, for those that begin alike; not where a number is NaN."""
+        for (running, row), number in zip(fed, numbers.tolist(), strict=True):
             # The head of a chain last: the oldest block is evicted first, and a tail without its head is useless.
-            for index, digest in reversed(list(enumerate(running.request.digests))):
-                if digest not in self.prefixes:
-                    start = index * PREFIX_BLOCK
-                    self.prefixes.put(digest, self._rows.read(row, start, start + PREFIX_BLOCK))
+            for block in reversed(running.request.blocks if running.shareable and math.isfinite(number) else ()):
+                if block.digest not in self.prefixes and (not self._rows.states or running.fed == block.end):
+                    self.prefixes.put(block.digest, self._rows.read(row, block.start, block.end))
 
     def _decode(self, outcomes: list[Outcome]) -> None:
         rows = self._written = self._written or WrittenRows.of(self._active)

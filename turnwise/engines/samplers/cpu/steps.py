@@ -7,14 +7,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.engines.model.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, pad_rows
+from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, pad_rows
 from turnwise.engines.model.policy_model import ImageFeatures, ModelInputs, PolicyModel
+from turnwise.engines.model.recurrence import Recurrence
+from turnwise.engines.samplers.in_flight import RunningRequest
+from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.prompt_images import PromptImages, image_inputs
 
 
 def prefill(
     model: PolicyModel,
-    store: KeyValueStore,
+    store: ActiveRows,
     chunks: Sequence[Chunk],
     token_ids: Sequence[NDArray[np.int64]],
     regime: Regime,
@@ -32,16 +35,20 @@ def prefill(
                 (chunk.start, chunk.end, prompt_images)
                 for chunk, prompt_images in zip(chunks, all_prompt_images, strict=True)
             ],
-            store.layers[0][0].device,
+            store.device,
         )
-    hidden = model(_inputs(ids, places, store, regime, images), cached_prefill(store, chunks, regime))
+    recurrence = None
+    if store.states:
+        rows = torch.tensor([chunk.row for chunk in chunks])
+        recurrence = Recurrence(tuple(chunk.length for chunk in chunks), store.states, rows)
+    hidden = model(_inputs(ids, places, store, regime, images, recurrence), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
 
 
 def decode(
     model: PolicyModel,
-    store: KeyValueStore,
+    store: ActiveRows,
     token_ids: NDArray[np.int64],
     places: NDArray[np.int64],
     regime: Regime,
@@ -51,14 +58,31 @@ def decode(
     it add to its position."""
     at = torch.from_numpy(places)
     positions = at if shifts is None else torch.from_numpy(places + shifts)
-    hidden = model(_inputs(torch.from_numpy(token_ids), positions, store, regime), cached_decode(store, at, regime))
+    recurrence = Recurrence((1,) * len(token_ids), store.states) if store.states else None
+    inputs = _inputs(torch.from_numpy(token_ids), positions, store, regime, recurrence=recurrence)
+    hidden = model(inputs, cached_decode(store, at, regime))
     return model.logits(hidden)[: len(token_ids)]
 
 
+def up_to_shared(work: Sequence[tuple[RunningRequest, Chunk]]) -> list[tuple[RunningRequest, Chunk]]:
+    """Of the prompts whose shared beginning ends within their chunk what comes before that end: states of recurrent
+    layers can only be kept where they stand."""
+    cut = []
+    for running, chunk in work:
+        end = running.request.blocks[-1].end if running.shareable and running.request.blocks else 0
+        if chunk.start < end < chunk.end:
+            cut.append((running, Chunk(chunk.row, chunk.start, end)))
+    return cut
+
+
 def _inputs(
-    ids: Tensor, places: Tensor, store: KeyValueStore, regime: Regime, images: ImageFeatures | None = None
+    ids: Tensor,
+    places: Tensor,
+    store: ActiveRows,
+    regime: Regime,
+    images: ImageFeatures | None = None,
+    recurrence: Recurrence | None = None,
 ) -> ModelInputs:
     """The model's inputs, padded to the regime's rows, on the device of the cache."""
-    device = store.layers[0][0].device
     at = pad_rows(places, regime) if places.dim() == 1 else pad_rows(places.t(), regime).t()
-    return ModelInputs(pad_rows(ids, regime).to(device), at.to(device), images)
+    return ModelInputs(pad_rows(ids, regime).to(store.device), at.to(store.device), images, recurrence)

@@ -73,7 +73,7 @@ class DeviceBatcher:
         """With a slot, their prompts not handed over yet."""
         self._in_flight: deque[_Run] = deque()
         self._ended: list[Outcome] = []
-        self._slots = SlotTable(slots, steps.max_pages)
+        self._slots = SlotTable(slots, steps.max_pages, steps.state_rows)
 
     @property
     def idle(self) -> bool:
@@ -101,7 +101,8 @@ class DeviceBatcher:
         limit = min(request.params.max_tokens, self._model.shape.context_length - len(ids))
         if limit <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
-        turn = RunningTurn(request, limit, Writers(self.policy_version))
+        carries = self._steps.state_rows is not None
+        turn = RunningTurn(request, limit, Writers(self.policy_version), carries_states=carries)
         if request.media:
             try:
                 turn.prompt_images = PromptImages(self._model, ids, request.media)
@@ -147,7 +148,6 @@ class DeviceBatcher:
         logprob is then what its writer gives it after everything before it, never a mixture of two policies.
         """
         self._stop_all()
-        self._cache.forget()
         self._steps.load(update.tensors)
         self.policy_version = version
         for turn in self._turns.values():
@@ -158,7 +158,6 @@ class DeviceBatcher:
         if self.asleep:
             return
         self._stop_all()
-        self._cache.forget()
         self._steps.free()
         self.asleep = True
 
@@ -247,8 +246,7 @@ class DeviceBatcher:
 
     def _enter(self, turn: RunningTurn) -> bool:
         """Give a turn a slot and pages for its prompt; False when there are too few pages now."""
-        tokens = turn.sequence()
-        digests = turn.digests if self._cache.get(turn.name) is None else ()
+        tokens, digests = turn.sequence(), self._slots.shared(turn, self._cache)
         # One page more for each that runs, so that those who enter are not the ones who must leave at once.
         held = self._cache.begin(turn.name, digests, -(-len(tokens) // PAGE), spare=self._slots.taken)
         if held is None:
@@ -292,6 +290,7 @@ class DeviceBatcher:
             if turn.known_digests:
                 whole = min(turn.fed // PAGE, len(turn.known_digests))
                 self._cache.share(turn.known_digests[:whole], self._slots.table[chunk.slot, :whole])
+                self._slots.share_states(turn)
             if chunk.last:
                 self._feeding.remove(turn)
                 self._slots.decoding[chunk.slot] = True
@@ -363,12 +362,13 @@ class DeviceBatcher:
 
     def _end(self, turn: RunningTurn, result: FinishReason | EngineError) -> None:
         del self._turns[turn.name]
-        pages = self._leave(turn)
         if isinstance(result, EngineError):
-            self._cache.give(pages)
+            self._cache.give(self._leave(turn))
             self._ended.append((turn.request, result))
             return
-        if turn.request.keep_cache:
+        kept = turn.request.keep_cache and self._slots.keep_states(turn, result)
+        pages = self._leave(turn)
+        if kept:
             sequence = turn.sequence()
             fed = len(sequence) - 1
             used = -(-fed // PAGE)
@@ -388,9 +388,11 @@ class DeviceBatcher:
         turn.request.stopped = time_budget.clock()
 
     def _stop_all(self) -> None:
-        """Everybody waits again, in the order in which they came; nothing is under way."""
+        """Everybody waits again, in the order in which they came, and nothing that was computed is kept."""
         assert not self._in_flight, "settle comes first"
         running = self._slots.running()
         for turn in running:
             self._stop(turn)
         self._waiting.extendleft(reversed(running))
+        self._cache.forget()
+        self._slots.forget_states()

@@ -12,9 +12,10 @@ from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.kernels.paged_attention import invariant_size
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
-from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.model.policy_model import PolicyModel, state_bytes
 from turnwise.engines.samplers.gpu.batching import DeviceBatcher
 from turnwise.engines.samplers.gpu.pass_shapes import SMALLEST_PASS
+from turnwise.engines.samplers.gpu.state_rows import StateRows
 from turnwise.engines.samplers.gpu.steps import DeviceSteps, page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.errors import EngineError
@@ -23,6 +24,8 @@ LOG = logging.getLogger(__name__)
 STEPS_PER_RUN = 8
 PREFILL_TOKENS = 8192
 QUERY_BLOCK = 16
+MOST_KEPT = 4
+"""Sequences whose states are kept beside those that are written, for each of these."""
 SWITCH_SECONDS = 5e-5
 """How long the worker waits at most for the interpreter after each call into CUDA and each large array operation;
 Python's own 5 ms would be more than a step takes, and a run has dozens of them."""
@@ -67,6 +70,7 @@ class CudaSampler(InProcessSampler):
                 block = min(block, invariant_size(model.config.num_heads, model.config.num_kv_heads))
         elif invariant:
             raise EngineError("batch invariance on a GPU is for the native implementation only")
+        states = _state_rows(model, max_batch, cache_bytes)
         steps = DeviceSteps(
             model,
             device,
@@ -77,8 +81,12 @@ class CudaSampler(InProcessSampler):
             smallest_pass=min(SMALLEST_PASS, prefill_tokens),
             clock=clock,
             say=say,
+            state_rows=states,
         )
-        pages = cache_bytes // page_bytes(model.shape.caches, steps.dtype)
+        room = cache_bytes - (0 if states is None else states.rows * state_bytes(model.shape.states))
+        # Pages of a model without attention take no memory, and are only counted.
+        size = page_bytes(model.shape.caches, steps.dtype)
+        pages = room // size if size else MOST_KEPT * max_batch * steps.max_pages
         batcher = DeviceBatcher(
             model, decode, steps, slots=max_batch, pages=pages, prefill_tokens=prefill_tokens, say=say
         )
@@ -87,6 +95,20 @@ class CudaSampler(InProcessSampler):
             return _own_stream(device, steps, prefill_tokens, say) if device.type == "cuda" else nullcontext()
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
+
+
+def _state_rows(model: PolicyModel, slots: int, cache_bytes: int) -> StateRows | None:
+    """Rows for the slots, and others for what is kept, in at most half of the cache's memory."""
+    each = state_bytes(model.shape.states)
+    if not each:
+        return None
+    kept = min(MOST_KEPT * slots, cache_bytes // 2 // each - slots - 2)
+    if kept < 1:
+        raise EngineError(
+            f"the states of recurrent layers take {each / 2**20:.1f} MiB for each of {slots} turns, half of the "
+            f"cache has {cache_bytes / 2**21:.1f} MiB: lower rollout.concurrency or raise engine.memory_fraction"
+        )
+    return StateRows(slots, kept)
 
 
 @contextmanager

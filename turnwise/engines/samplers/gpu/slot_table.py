@@ -5,8 +5,9 @@ from numpy.typing import NDArray
 
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.kernels.sampling import STOP_IDS
-from turnwise.engines.samplers.gpu.paged_cache import Pages
+from turnwise.engines.samplers.gpu.paged_cache import PagedCache, Pages
 from turnwise.engines.samplers.gpu.slots import empty_entry, no_entries, slot_entry, stops_of
+from turnwise.engines.samplers.gpu.state_rows import StateRows
 from turnwise.engines.samplers.gpu.steps import DeviceSteps
 from turnwise.engines.samplers.gpu.turns import RunningTurn, WrittenTokens
 from turnwise.engines.samplers.in_flight import DecodeText
@@ -20,7 +21,8 @@ Slots = NDArray[np.int64]
 class SlotTable:
     """The turn that owns each slot; what has changed is told to the device at once before the next launch."""
 
-    def __init__(self, slots: int, max_pages: int) -> None:
+    def __init__(self, slots: int, max_pages: int, states: StateRows | None) -> None:
+        self._states = states
         self.free = list(range(slots - 1, -1, -1))
         self.slot_generation = np.zeros(slots, dtype=np.int64)
         """How often a slot has changed hands."""
@@ -60,6 +62,48 @@ class SlotTable:
         """All who have a slot, in the order in which they got it."""
         return sorted((turn for turn in self._owners if turn is not None), key=lambda turn: turn.order)
 
+    def shared(self, turn: RunningTurn, cache: PagedCache) -> list[bytes]:
+        """By which digests a turn may find pages: none where its conversation is kept. With recurrent layers pages and
+        states are of no use without each other, and a prompt is shared as a whole."""
+        states = self._states
+        if states is not None and not states.has(turn.name):
+            cache.drop(turn.name)
+        if cache.get(turn.name) is not None:
+            return []
+        if states is not None:
+            states.drop(turn.name)
+        digests = turn.digests
+        if states is None or (digests and states.has(digests[-1]) and cache.known(digests) == len(digests)):
+            return digests
+        return []
+
+    def _begin_states(self, states: StateRows, turn: RunningTurn) -> None:
+        if not turn.fed:
+            states.begin(turn.slot)
+        elif states.has(turn.name):
+            states.resume(turn.name, turn.slot)
+        else:
+            states.fork(turn.digests[-1], turn.slot)
+
+    def share_states(self, turn: RunningTurn) -> None:
+        """Keep the states of a turn that has just been fed what its prompt shares with others."""
+        if self._states is not None and 0 < turn.fed == turn.shared_end:
+            self._states.keep(turn.digests[-1], turn.slot)
+
+    def keep_states(self, turn: RunningTurn, result: FinishReason) -> bool:
+        """Keep those of a turn that ended, before it leaves; False where the device has written beyond its end."""
+        if self._states is None:
+            return True
+        if turn.ended_by_host and result is FinishReason.STOP:
+            return False
+        self._states.keep(turn.name, turn.slot)
+        return True
+
+    def forget_states(self) -> None:
+        """What is kept is no longer true."""
+        if self._states is not None:
+            self._states.forget()
+
     def enter(self, turn: RunningTurn, tokens: NDArray[np.int64], fed: int, pages: Pages) -> None:
         """Give a turn a slot to be fed `tokens` in, of which `pages` hold the first `fed` already."""
         request, slot = turn.request, self.free.pop()
@@ -72,6 +116,8 @@ class SlotTable:
         self._entered += 1
         turn.slot, turn.order, turn.tokens, turn.fed = slot, self._entered, tokens, fed
         self._owners[slot] = turn
+        if self._states is not None:
+            self._begin_states(self._states, turn)
         limit = turn.limit - len(turn.ids)
         self._limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
         shift = 0 if turn.prompt_images is None else turn.prompt_images.shift
@@ -157,7 +203,9 @@ class SlotTable:
         return int(counts.sum()), ended
 
     def tell(self, steps: DeviceSteps) -> None:
-        """Slots and pages that have changed, to the device."""
+        """Slots, pages and states that have changed, to the device."""
+        for moves in () if self._states is None else self._states.take_moves():
+            steps.move_states(moves)
         if not self._entries and not self._cells:
             return
         entries = np.stack(list(self._entries.values())) if self._entries else no_entries()

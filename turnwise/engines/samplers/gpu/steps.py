@@ -17,7 +17,9 @@ from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate_into_pages
 from turnwise.engines.kernels.sampling import advance, choose
+from turnwise.engines.model.attention import sent
 from turnwise.engines.model.policy_model import ImageFeatures, LayerCache, Mixing, ModelInputs, PolicyModel
+from turnwise.engines.model.recurrence import Recurrence, States, empty_states
 from turnwise.engines.samplers.gpu.graphs import Graphs, Say
 from turnwise.engines.samplers.gpu.pass_shapes import (
     Numbers,
@@ -32,6 +34,7 @@ from turnwise.engines.samplers.gpu.pass_shapes import (
     pass_sizes,
 )
 from turnwise.engines.samplers.gpu.slots import ENTRY, SlotState, empty_entry
+from turnwise.engines.samplers.gpu.state_rows import Moves, StateRows
 from turnwise.engines.samplers.gpu.transfers import DeviceOutput, Launched, Transfers
 from turnwise.engines.samplers.prompt_images import image_inputs
 from turnwise.errors import EngineError
@@ -121,14 +124,19 @@ class DeviceSteps:
         smallest_pass: int,
         clock: DeviceClock | None,
         say: Say,
+        state_rows: StateRows | None = None,
     ) -> None:
-        """At most `steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
+        """At most `steps` tokens are decoded in one run; `block` queries of a prompt are mixed together; `state_rows`
+        are given for a model with recurrent layers."""
+        self.state_rows = state_rows
         self._most_steps, self.block, self.smallest_pass = steps, block, smallest_pass
         self.max_pages = -(-model.shape.context_length // PAGE)
         self.dtype = next(model.parameters()).dtype
         self._model, self._device, self._slots = model, device, slots
         self._clock, self._invariant = clock, invariant
         self._pool: PagePool | None = None
+        self._states: list[States] = []
+        """Of each recurrent layer [rows, ...], see `StateRows`."""
         self._state = SlotState.on(device, slots, self.max_pages)
         self._graphs = Graphs(device, say, off=model.shape.no_graphs)
         self._transfers = Transfers(device)
@@ -137,11 +145,14 @@ class DeviceSteps:
 
     @property
     def bytes(self) -> int:
-        """Memory held for keys and values."""
-        return 0 if self._pool is None else self._pool.bytes
+        """Memory held for keys, values and states."""
+        states = sum(state.nbytes for layer in self._states for state in layer)
+        return states + (0 if self._pool is None else self._pool.bytes)
 
     def allocate(self, pages: int) -> None:
         """Make the pool; raises torch.OutOfMemoryError when there is not room for it."""
+        if self.state_rows is not None:
+            self._states = empty_states(self._model.shape.states, self.state_rows.rows, self._device)
         self._pool = PagePool.on(self._device, self.dtype, self._model.shape.caches, pages)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # another stream may use it first
@@ -153,7 +164,7 @@ class DeviceSteps:
         self._graphs.clear()
         self._transfers.clear()
         self._outputs.clear()
-        self._pool = None
+        self._pool, self._states = None, []
         self.shrink()
 
     def shrink(self) -> None:
@@ -172,7 +183,9 @@ class DeviceSteps:
     def warm_up(self, prefill_tokens: int) -> int:
         """Run and capture every shape that passes of unfiltered turns take, with rows that are nobody's: a shape met in
         the middle of the work would cost as much as a hundred runs. How many."""
-        passes, sizes = pass_sizes(prefill_tokens, self.smallest_pass), decode_sizes(self._slots)
+        # Passes over prompts of a model with recurrent layers have the shapes of their chunks.
+        passes = [] if self._states else pass_sizes(prefill_tokens, self.smallest_pass)
+        sizes = decode_sizes(self._slots)
         for _ in range(2):  # the first run compiles, the second is captured
             for count in UPDATE_SIZES[:-1]:
                 self.update(np.tile(empty_entry(self._state.padding), (count, 1)), np.zeros((0, 2), dtype=np.int32))
@@ -209,11 +222,25 @@ class DeviceSteps:
         """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
         tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), len(chunks), self.smallest_pass)
         numbers = packed_chunks(chunks, tokens, pass_rows(tokens), self.block)
+        recurrence = self._recurrence(chunks)
         if not any(chunk.prompt_images for chunk in chunks):
-            return self._prefill(tokens, numbers, filtered=filtered)
+            return self._prefill(tokens, numbers, filtered=filtered, recurrence=recurrence)
         places, images = image_inputs([(chunk.start, chunk.end, chunk.prompt_images) for chunk in chunks], self._device)
         padded = functional.pad(places, (0, tokens - places.shape[-1]))
-        return self._prefill(tokens, numbers, filtered=filtered, placed=padded.to(self._device), images=images)
+        placed = padded.to(self._device)
+        return self._prefill(tokens, numbers, filtered=filtered, placed=placed, images=images, recurrence=recurrence)
+
+    def _recurrence(self, chunks: Sequence[PromptChunk]) -> Recurrence | None:
+        if not self._states:
+            return None
+        slots = torch.tensor([chunk.slot for chunk in chunks])
+        return Recurrence(tuple(len(chunk.tokens) for chunk in chunks), self._states, sent(slots, self._device))
+
+    def move_states(self, moves: Moves) -> None:
+        """Copy the states of some rows into others."""
+        sources, targets = sent(torch.from_numpy(moves), self._device)
+        for state in (state for layer in self._states for state in layer):
+            state.index_copy_(0, targets, state.index_select(0, sources))
 
     def _prefill(
         self,
@@ -223,8 +250,9 @@ class DeviceSteps:
         filtered: bool,
         placed: Tensor | None = None,
         images: ImageFeatures | None = None,
+        recurrence: Recurrence | None = None,
     ) -> Launched:
-        """A pass of this size; with positions and features of its own (`placed`) it is run as it stands."""
+        """A pass of this size; with positions and features of its own (`placed`) or states it is run as it stands."""
         key, rows = ("prefill", tokens, filtered), pass_rows(tokens)
         buffer = self._transfers.up(key, numbers)
         output = self._output(key, 1, rows)
@@ -237,11 +265,11 @@ class DeviceSteps:
                 self._pages, self._state.table, slots, places, QueryBlocks(first, count, slot, position, self.block)
             )
             positions = places.long() if placed is None else placed
-            hidden = self._model(ModelInputs(ids.long(), positions, images), attend, rows=last.long())
+            hidden = self._model(ModelInputs(ids.long(), positions, images, recurrence), attend, rows=last.long())
             output.step.zero_()
             self._draw(hidden, wanted, self._drawing(wanted, filtered), output)
 
-        return self._launch(key if placed is None else None, work, output)
+        return self._launch(key if placed is None and recurrence is None else None, work, output)
 
     def steps_of(self, rows: int) -> int:
         """How many tokens to write in one run of so many rows: a step of many takes long enough to hide the host's
@@ -251,7 +279,7 @@ class DeviceSteps:
     def decode(self, rows: Numbers, steps: int, longest: int, *, filtered: bool) -> Launched:
         """Write so many more tokens in each of these slots, or fewer where a turn ends; `longest` has so many."""
         size = decode_bucket(len(rows))
-        few = len(rows) * min(cache.kv_heads for cache in self._model.shape.caches) <= FEW_PROGRAMS
+        few = len(rows) * min((cache.kv_heads for cache in self._model.shape.caches), default=1) <= FEW_PROGRAMS
         splits = SPLITS if few and longest >= LONG and not self._invariant else 1
         key = ("decode", size, steps, splits, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
@@ -282,7 +310,12 @@ class DeviceSteps:
         attend = PagedAttend(self._pages, state.table, slots, places, blocks, splits)
         tokens = state.last_token.index_select(0, drawing.slots)
         positions = places + state.shifts.index_select(0, drawing.slots) if self._model.reads_images else places
-        self._draw(self._model(ModelInputs(tokens, positions.long()), attend), rows, drawing, output)
+        recurrence = None
+        if self.state_rows is not None:
+            own = slots.masked_fill(slots < 0, self.state_rows.padding).long()
+            recurrence = Recurrence((1,) * len(rows), self._states, own)
+        inputs = ModelInputs(tokens, positions.long(), recurrence=recurrence)
+        self._draw(self._model(inputs, attend), rows, drawing, output)
 
     def _drawing(self, rows: Tensor, filtered: bool) -> "_Drawing":
         state = self._state

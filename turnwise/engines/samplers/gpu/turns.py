@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.samplers.gpu.pass_shapes import PromptChunk
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
@@ -43,6 +44,8 @@ class RunningTurn:
     known_digests: list[bytes] | None = None
     prompt_images: PromptImages | None = None
     """Of a turn with images."""
+    carries_states: bool = False
+    """Whether the model has recurrent layers, whose states are kept where what prompts share ends."""
 
     @property
     def name(self) -> str:
@@ -71,8 +74,15 @@ class RunningTurn:
         """The prompt and what was written; the turn has no slot now."""
         return np.concatenate((self.request.token_ids, self.ids)) if len(self.ids) else self.request.token_ids
 
+    @property
+    def shared_end(self) -> int:
+        """How many tokens of the prompt its digests cover; 0 where nobody asked for them."""
+        return len(self.known_digests or ()) * PAGE
+
     def next_chunk(self, most: int) -> PromptChunk:
         """The next tokens of the prompt to be fed, at most so many."""
+        if self.carries_states and self.fed < self.shared_end:
+            most = min(most, self.shared_end - self.fed)
         tokens = self.tokens[self.fed : self.fed + most]
         last = self.fed + len(tokens) == len(self.tokens)
         return PromptChunk(self.slot, self.fed, tokens, last=last, prompt_images=self.prompt_images)
