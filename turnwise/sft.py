@@ -235,6 +235,7 @@ async def _run(
     with open_sft_run(config, console) as run:
         if isinstance(source, Demonstrations) and run.is_over():
             return replace(_report(run, source), reason=f"already finished: {run.status.reason}")
+        run.refuse_policy_only()
         with run.active():
             if isinstance(source, Demonstrations):
                 demonstrations = source

@@ -66,6 +66,7 @@ async def train_prepared(
     with open_train_run(prepared.config, console, prepared.samples, replaced) as run:
         if run.is_over():
             return replace(train_report(run), reason=f"already finished: {run.status.reason}")
+        run.refuse_policy_only()
         with run.active():
             run.show_plan(prepared, plan_text(prepared, training=True))
             # Both have the same services: one note is enough.

@@ -13,8 +13,8 @@ from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName, Precision
 from turnwise.data.task_config import configure
 from turnwise.engines.devices import learner_here, rank_devices
+from turnwise.engines.learners.adamw_8bit import AdamW8bit
 from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.learners.optimizer import AdamW8bit
 from turnwise.engines.learners.process import ProcessLearner
 from turnwise.engines.open_configured import open_pair
 from turnwise.engines.open_in_process import open_learner

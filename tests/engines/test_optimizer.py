@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName
-from turnwise.engines.learners.gradients import total_norm
-from turnwise.engines.learners.optimizer import (
+from turnwise.engines.learners.adamw_8bit import (
     BLOCK,
     SMALL,
-    Optimizer,
     signed_codes,
     signed_numbers,
     unsigned_codes,
     unsigned_numbers,
 )
+from turnwise.engines.learners.gradients import total_norm
+from turnwise.engines.learners.optimizer import Optimizer
 
 
 class Regression(nn.Module):

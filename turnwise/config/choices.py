@@ -202,9 +202,8 @@ class Offload(enum.Enum):
     """Nothing."""
     optimizer = "optimizer"
     """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU and a slower step. The
-    machine's own memory holds them and page-locked copies of gradients and weights on their way, which torch rounds up
-    to powers of two: 18 bytes a weight and up to 24 (7 B: about 165 GiB). The plan says how much, and what does not fit
-    is refused."""
+    machine's own memory holds these twelve bytes, and two page-locked buffers of at most 256 MiB through which
+    gradients come down and weights go up (7 B: 86 GiB). The plan says how much, and what does not fit is refused."""
 
 
 class LearnerPlace(enum.Enum):

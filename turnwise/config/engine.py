@@ -38,9 +38,9 @@ class EngineConfig:
     Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
     memory_fraction: float = knob(0.9, more_than(0, 1), only_engines())
     """The share of the GPU's memory that weights, learner and cache may use; for vLLM or SGLang the share that it
-    takes for itself; the plan shows each part. What PyTorch reserves and does not use, graphs and the context of
-    CUDA come on top: 6 to 10 % of the GPU were measured (with 0.9, 98 % were held), and `gpu/memory_gib` counts
-    them. Lower it when other programs, or the learner beside vLLM, need the GPU too."""
+    takes for itself; the plan shows each part. PyTorch is held to it, with 0.75 to 2 GiB left for CUDA itself:
+    beyond it unused blocks are given back, then a pass is split. `gpu/memory_gib` shows what was held. A learner beside
+    vLLM takes what is free. Lower it when other programs, or that learner, need the GPU too."""
     sleep: bool | None = knob(None, only_engines())
     """Whether the sampler frees its cache while the learner updates; null does so on a GPU where both do not fit
     side by side. Set it to true to leave the learner all the memory there is; episodes that run ahead

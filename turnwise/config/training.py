@@ -118,8 +118,13 @@ class TrainingConfig:
     eval_every: int = knob(10, at_least(0), may_change())
     """Steps between evaluations; 0 evaluates before and after only. Lower it to see where learning turns."""
     save_every: int = knob(10, at_least(0), may_change(), for_sft())
-    """Steps between checkpoints; 0 saves at the end only, which every run does. The plan says what they take of the
-    disk, and a run whose last one has no room is refused. Lower it when a lost hour would hurt."""
+    """Steps between checkpoints; 0 saves at the end only. The plan says what they take of the disk, and a run whose
+    disk cannot hold one is refused. Lower it when a lost hour would hurt."""
+    save_last: bool = knob(True, may_change(), for_sft())
+    """Whether the checkpoint after the last step holds the learner's state too. Without it there is the policy only: it
+    can be used, evaluated and trained further as a new run, but the run cannot be made longer. A run that is stopped
+    before its end is saved whole either way. Switch it off where the disk is small: a state of all weights takes six
+    times as many bytes as a bfloat16 policy."""
     keep: int = knob(2, at_least(1), may_change(), for_sft())
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
     ship: str = knob(BEST, harmless(), may_change())
@@ -270,7 +275,8 @@ class LearnerConfig:
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
     offload: Offload = knob(Offload.none, changes_work(), for_sft())
     """What lies in the CPU's memory instead of the GPU's. Set it to `optimizer` for models too large for the GPU, on a
-    machine with 18 to 24 bytes of free memory for every trained weight; try `learner.optimizer=adamw8bit` first."""
+    machine with twelve bytes of free memory for every trained weight and a few GiB more; try
+    `learner.optimizer=adamw8bit` first."""
     processes: int = knob(1, at_least(1, 1024), may_change(), changes_work(), for_sft())
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
-from turnwise.config.choices import LearnerPlace, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, ModelImplementation, OptimizerName, Precision
 from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.plugins import load
@@ -237,6 +237,16 @@ def learner_place(config: Config, visible: VisibleGpus | None = None) -> Learner
             "sampler has none to lend; set learner.place=here, or engine.sleep=null"
         )
     return place
+
+
+def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
+    """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
+
+    Not when the sampler goes on with old weights while the learner changes its own.
+    """
+    same = config.learner.precision in (None, Precision.bfloat16) and chosen.precision is Precision.bfloat16
+    native = implementation is ModelImplementation.native
+    return same and native and config.training.max_lag == 0 and not config.learner.lora_rank
 
 
 def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples: bool = True) -> tuple[str, ...]:

@@ -1,16 +1,13 @@
-"""What a learner on a GPU keeps in the machine's own memory and what checkpoints take of a disk, known beforehand."""
+"""What sampler and learner take of the machine's own memory, known before a model is read; too much is refused."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.config.choices import LearnerPlace, Offload, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, Offload, OptimizerName
 from turnwise.config.evaluation_sampling import longest_turn
-from turnwise.config.training import LAST
 from turnwise.engines.devices import (
     TOKEN_BUDGET,
     choose,
@@ -18,226 +15,213 @@ from turnwise.engines.devices import (
     gpus_for_learner,
     learner_place,
     published_format,
-    visible_gpus,
+    shares_gpu,
 )
-from turnwise.engines.memory_plan import ModelSize, Training, facts_of, size_of
-from turnwise.engines.opener import dtype_of, sharded_learners
+from turnwise.engines.memory_plan import (
+    BUFFERS,
+    ModelSize,
+    Training,
+    buffer_bytes,
+    facts_of,
+    in_words,
+    itemsize_of,
+    size_of,
+)
+from turnwise.engines.opener import sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.resources import free_memory
+
+PROCESS = 545 << 20
+"""The interpreter, PyTorch and what a run imports and keeps, on a CPU."""
+CUDA = 3 << 30
+"""CUDA's libraries and their pages, where a GPU is used: an estimate."""
+LOGIT_ROWS, LOGIT_COPIES = 1024, 3
+"""Of the learner on a CPU: rows whose logits are there at once, and how often (scores, their softmax, its gradient)."""
+HEAP, MORE_HEAPS = 1.35, 1.75
+"""What comes and goes takes so many times its size: the C library keeps pieces of what was freed. Measured: 1.3 to 1.5
+in a fine-tuning; more where the sampler's threads and the learner's each have a heap."""
+STEP_COPIES = 7
+"""Of a buffer, in a step on 8-bit moments."""
+GROWTH = 1.5
+"""A CPU's cache is copied when it grows: old and new are there together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one thing: `Held("learner", "moments", 4_334_080)`."""
+
+    owner: str
+    what: str
+    bytes: int
+    passing: bool = False
+    """Only for a time, and never with another such thing of the same owner."""
+    certain: bool = True
+    """Whether every run has all of it; a cache and a pass may stay smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of an optimizer that lies in the CPU's memory (`learner.offload=optimizer`)."""
+    """What a run's process may hold at most of the machine's own memory."""
 
-    masters: int
-    """The float32 weights."""
-    moments: int
-    gradients: int
-    """Page-locked, for gradients on their way down."""
-    rounded: int
-    """Page-locked, for narrow weights on their way up."""
+    held: tuple[Held, ...]
 
     @property
     def bytes(self) -> int:
-        """All of it, which is there from the first update on."""
-        return self.masters + self.moments + self.gradients + self.rounded
+        """All of it; of what passes, the largest of each owner."""
+        passing: dict[str, int] = {}
+        for each in self.held:
+            if each.passing:
+                passing[each.owner] = max(passing.get(each.owner, 0), each.bytes)
+        return sum(each.bytes for each in self.held if not each.passing) + sum(passing.values())
 
-    def line(self) -> str:
-        """The line of `turnwise plan` about the machine's own memory."""
-        parts = {
-            "float32 weights": self.masters,
-            "moments": self.moments,
-            "gradients on their way down": self.gradients,
-            "rounded weights on their way up": self.rounded,
-        }
-        named = ", ".join(f"{_gib(size)} {name}" for name, size in parts.items() if size)
-        return f"of the machine's own memory {_gib(self.bytes)} (learner.offload=optimizer): {named}"
+    def lines(self) -> Iterator[str]:
+        """The lines of the plan about the machine's own memory."""
+        for owner in dict.fromkeys(each.owner for each in self.held):
+            named = ", ".join(f"{each.what} {in_words(each.bytes)}" for each in self.held if each.owner == owner)
+            yield f"CPU memory, {owner}: {named}"
+        yield self.in_all()
+
+    def in_all(self) -> str:
+        """The last of these lines."""
+        return f"CPU memory, in all: {in_words(self.bytes)} at most"
 
 
-def host_memory(config: Config, training: Training) -> HostMemory | None:
-    """Of the config's learner; None where its optimizer lies where it computes."""
-    learner = config.learner
-    if learner.offload is not Offload.optimizer or device_of(learner.device, gpus_for_learner(config)) == "cpu":
-        return None
+def host_memory(config: Config, training: Training | None, *, samples: bool = True) -> HostMemory | None:
+    """Of an evaluation (`training` None), of a training, or (`samples` False) of a fine-tuning. None where config.json
+    does not tell the model's size."""
     facts = facts_of(config)
     size = size_of(facts)
     if size is None:
         return None
+    here = samples and extensions.engine(config.engine.name).here
+    on_gpu = here and choose(config).on_gpu
+    device = None if training is None else device_of(config.learner.device, gpus_for_learner(config))
+    cuda = CUDA if on_gpu or (device or "cpu") != "cpu" else 0
+    held = [Held("process", "libraries and records", PROCESS + cuda)]
+    if here and not on_gpu:
+        held += _sampler(config, size, facts.context_length)
+    elif here and training is None:
+        read = itemsize_of(choose(config).precision) * size.weights
+        held.append(Held("sampler", "weights while they are read", read))
+    if training is not None:
+        heap = MORE_HEAPS if here and not on_gpu else HEAP
+        held += _on_cpu(config, size, training, heap) if device == "cpu" else _beside_gpu(config, size, training)
+        if samples and learner_place(config) is LearnerPlace.process:
+            held.append(Held("learner", "a process of its own", PROCESS + cuda))
+            if not shares_gpu(config):
+                block = size.weights * itemsize_of(published_format(config))
+                held.append(Held("learner", "weights on their way", block))
+    return HostMemory(tuple(each for each in held if each.bytes))
+
+
+def _sampler(config: Config, size: ModelSize, context: int | None) -> Iterator[Held]:
+    chosen = choose(config)
+    length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
+    length = length if context is None else min(length, context)
+    itemsize = itemsize_of(chosen.precision)
+    copies = 1 if chosen.batch_invariant else 2  # once more in a layout for products
+    yield Held("sampler", "weights", copies * size.weights * itemsize)
+    rows, per_token = min(chosen.max_batch, chosen.episodes, _episodes(config)), size.cached * itemsize
+    most = f"{rows} sequences of {length:,} tokens"
+    yield Held("sampler", f"cache ({most})", int(GROWTH * rows * length * per_token), certain=False)
+
+
+def _episodes(config: Config) -> int:
+    """The most that are under way at once, of steps or of evaluations."""
+    training, played = config.training, config.eval.samples
+    step = training.groups * training.group_size * (1 + training.max_lag)
+    return step if played is None else max(step, played * config.eval.group_size)
+
+
+def _models(config: Config, training: Training) -> int:
+    learner = config.learner
     own_critic = training.critic and not learner.shared_critic
-    trained = size.trained(learner)
+    return 1 + own_critic + (training.reference and not learner.lora_rank)
+
+
+def _trained(config: Config, size: ModelSize, training: Training) -> int:
+    """Numbers with a gradient, a critic's among them."""
+    learner = config.learner
+    own_critic = training.critic and not learner.shared_critic
+    return size.trained(learner) + (size.trainable(learner) if own_critic else 0)
+
+
+def _moments(kind: OptimizerName) -> int:
+    return 2 if kind is OptimizerName.adamw8bit else 8
+
+
+def optimizer_bytes(kind: OptimizerName, numbers: int) -> int:
+    """Of masters and moments that lie in the machine's own memory."""
+    return (4 + _moments(kind)) * numbers
+
+
+def buffers_bytes(kind: OptimizerName, numbers: int) -> int:
+    """Of what a step on them needs beside."""
+    copies = STEP_COPIES if kind is OptimizerName.adamw8bit else 0
+    return (BUFFERS + copies) * buffer_bytes(numbers)
+
+
+def _on_cpu(config: Config, size: ModelSize, training: Training, heap: float) -> Iterator[Held]:
+    learner, ranks = config.learner, config.learner.processes
+    copies = sharded_learners().replicas(config) if ranks > 1 else 1
+    trained = _trained(config, size, training)
+    yield Held("learner", "weights", 4 * copies * _models(config, training) * size.weights)
+    yield Held("learner", "moments", _moments(config.learner.optimizer) * copies * trained)
+    gradients = 4 * copies * trained
+    yield Held("learner", "gradients", gradients)
+    tokens = learner.token_budget or TOKEN_BUDGET
+    activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing))
+    logits = LOGIT_COPIES * 4 * LOGIT_ROWS * size.vocabulary
+    # The gradients of a pass lie beside the sum of those before it, and the heap keeps a part of what was freed.
+    passing = int(heap * (ranks * (activations + logits) + 2 * gradients)) - gradients
+    yield Held("learner", f"a pass of {tokens:,} tokens", passing, certain=False)
+    if ranks > 1:
+        yield Held("learner", f"{ranks} processes", ranks * PROCESS)
+
+
+def _beside_gpu(config: Config, size: ModelSize, training: Training) -> Iterator[Held]:
+    """Of a learner on a GPU: what it reads, and with `learner.offload=optimizer` masters, moments and buffers."""
+    learner = config.learner
+    trained = _trained(config, size, training)
+    offloads = learner.offload is Offload.optimizer
     if learner.processes > 1:  # FSDP2 keeps weights, gradients and moments of all ranks there
-        copies = (2 if own_critic else 1) * sharded_learners().replicas(config)
-        return HostMemory(4 * copies * trained, 8 * copies * trained, 4 * copies * trained, 0)
-    narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
-    tensors = facts.tensors if not learner.lora_rank and sum(facts.tensors) == trained else None
-    policy = _optimizer(trained, tensors, config, narrow=narrow)
-    if not own_critic:
-        return policy
-    critic = _optimizer(size.trainable(learner), facts.tensors or None, config, narrow=narrow)
-    return HostMemory(*(a + b for a, b in zip(_parts(policy), _parts(critic), strict=True)))
-
-
-def _parts(memory: HostMemory) -> tuple[int, ...]:
-    return memory.masters, memory.moments, memory.gradients, memory.rounded
-
-
-def _optimizer(trained: int, tensors: tuple[int, ...] | None, config: Config, *, narrow: bool) -> HostMemory:
-    """Of one model; where the sizes of its tensors are not known, as much as page-locked ones may take."""
-
-    def locked(itemsize: int) -> int:
-        return sum(page_locked(n * itemsize) for n in tensors) if tensors else 2 * trained * itemsize
-
-    moments = (2 if config.learner.optimizer is OptimizerName.adamw8bit else 8) * trained
-    return HostMemory(4 * trained if narrow else locked(4), moments, locked(4), locked(2) if narrow else 0)
-
-
-def page_locked(size: int) -> int:
-    """Bytes that torch's allocator of page-locked memory takes for a tensor: the next power of two."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def check_host_memory(config: Config, training: Training, free: int | None = None) -> None:
-    """Refuse a learner whose optimizer does not fit into the memory that is free (`free`: as measured): the kernel
-    would end the run in its first update without a word."""
-    needed = host_memory(config, training)
-    if needed is None or (free is None and sys.platform != "linux"):
+        if offloads:
+            copies = sharded_learners().replicas(config)
+            yield Held("learner", "weights", 4 * copies * trained)
+            yield Held("learner", "gradients", 4 * copies * trained)
+            yield Held("learner", "moments", _moments(learner.optimizer) * copies * trained)
         return
-    if config.cluster != ONE_MACHINE:  # its memory is that of another machine
+    read = 4 * (1 + (training.critic and not learner.shared_critic)) * size.weights
+    if not offloads:
+        yield Held("learner", "float32 weights while they are read", read)
         return
-    free = free_memory() if free is None else free
-    if needed.bytes > free:
-        raise ConfigError(
-            f"learner.offload=optimizer keeps {_gib(needed.bytes)} in the machine's own memory, of which {_gib(free)} "
-            f"are free here ({needed.line().partition(': ')[2]}); what helps: learner.optimizer=adamw8bit, on the GPU "
-            "(learner.offload=none) or here, learner.lora_rank=16, a machine with more memory"
-        )
+    yield Held("learner", "float32 weights", 4 * trained)
+    # What was read lies beside the masters until the learner is open; moments come with the first update.
+    yield Held("learner", "moments", _moments(learner.optimizer) * trained, passing=True)
+    yield Held("learner", "float32 weights while they are read", read, passing=True)
+    models = 1 + (training.critic and not learner.shared_critic)
+    buffers = models * buffers_bytes(learner.optimizer, size.trained(learner))
+    yield Held("learner", "buffers between the two", buffers)
 
 
-def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
-    """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
-    visible = visible_gpus()
-    samples = extensions.engine(config.engine.name).here and not (chosen := choose(config, visible)).on_gpu
-    learns = training is not None and device_of(config.learner.device, visible) == "cpu"
-    if not (samples or learns):
-        return
-    facts = facts_of(config)
-    size = size_of(facts)
-    if size is None:
-        yield "CPU memory: unknown, config.json does not tell the model's size"
-        return
-    if samples:
-        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
-        length = length if facts.context_length is None else min(length, facts.context_length)
-        itemsize = dtype_of(chosen.precision).itemsize
-        cache = _size(chosen.max_batch * length * size.cached * itemsize)
-        weights = _size(size.weights * itemsize)
-        most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        vision = f" ({_size(size.vision * itemsize)} of it for vision)" if size.vision else ""
-        yield f"CPU memory, sampler: weights {weights}{vision}, cache {cache} at most ({most})"
-    if learns and training is not None:
-        learner = config.learner
-        trained = size.trained(learner)
-        models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
-        tokens = learner.token_budget or TOKEN_BUDGET
-        activations = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
-        moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
-        yield (
-            f"CPU memory, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
-            f"{_size((4 + moments) * trained)}, activations {_size(activations)} at most (passes of {tokens:,} tokens)"
-        )
-        if learner_place(config, visible) is LearnerPlace.process:
-            block = size.weights * dtype_of(published_format(config)).itemsize
-            yield f"CPU memory, weights on their way from the learner's own process: {_size(block)}"
-
-
-# --- disk -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """Bytes on disk of one checkpoint, and how many are there at once."""
-
-    policy: int
-    """The Hugging Face folder."""
-    state: int
-    """float32 weights and moments of what is trained."""
-    most: int
-    best: int = 0
-    """A second copy of the policy, of the best evaluation (training.ship)."""
-
-    @property
-    def total(self) -> int:
-        """Bytes of all that may be there at once."""
-        return self.each * self.most + self.best
-
-    @property
-    def each(self) -> int:
-        """The bytes of one checkpoint: the policy's and the learner's state."""
-        return self.policy + self.state
-
-    def line(self) -> str:
-        """The line of `turnwise plan` about the size and number of checkpoints."""
-        best = " beside the best policy" if self.best else ""
-        return (
-            f"a checkpoint takes about {_size(self.each)} ({_size(self.policy)} the policy, {_size(self.state)} the "
-            f"learner's state), and up to {self.most} exist at once{best}: {_size(self.total)}"
-        )
-
-
-def checkpoints(config: Config, training: Training) -> Checkpoints | None:
-    """What a run with this config writes; its last step is always saved. None where config.json does not tell."""
-    size = size_of(facts_of(config))
-    if size is None:
-        return None
-    options = config.training
-    written = min(options.keep + 1, 1 + (-(-options.steps // options.save_every) if options.save_every else 0))
-    policy = _policy(config, size)
-    best = policy if options.ship != LAST else 0
-    return Checkpoints(policy, _state(config, size, training), max(1, written), best)
-
-
-def _policy(config: Config, size: ModelSize) -> int:
-    learner = config.learner
-    on_gpu = device_of(learner.device, gpus_for_learner(config)) != "cpu"
-    narrow = on_gpu and (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
-    return size.weights * (2 if narrow else 4)
-
-
-def _state(config: Config, size: ModelSize, training: Training) -> int:
-    learner = config.learner
-    each = 4 + (2 if learner.optimizer is OptimizerName.adamw8bit else 8)
-    critic = size.trainable(learner) if training.critic and not learner.shared_critic else 0
-    return each * (size.trained(learner) + critic)
-
-
-def check_disk(config: Config, training: Training, free: int | None = None) -> Iterator[str]:
-    """Refuse a run whose disk (`free`: as measured) has no room for its last checkpoint; a warning where there is none
-    for all that it keeps."""
-    needed = checkpoints(config, training)
+def check_host_memory(
+    config: Config, training: Training | None, *, samples: bool = True, free: int | None = None
+) -> None:
+    """Refuse a run whose weights and optimizer do not fit into the memory that is free (`free`: as measured): the
+    kernel would end it without a word. What depends on lengths is not held against it."""
+    if config.cluster != ONE_MACHINE or (free is None and sys.platform != "linux"):
+        return  # the memory of another machine, or of one that does not say
+    needed = host_memory(config, training, samples=samples)
     if needed is None:
         return
-    folder = Path.cwd() / config.runs_dir
-    free = (
-        shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-        if free is None
-        else free
-    )
-    advice = "what helps: training.save_every=0 (the last one only), learner.lora_rank, runs_dir on another disk"
-    if needed.each > free:
+    free = free_memory() if free is None else free
+    certain = HostMemory(tuple(each for each in needed.held if each.certain))
+    if certain.bytes > free:
+        offloads = training is not None and config.learner.offload is Offload.optimizer
+        helps = "on the GPU (learner.offload=none) or here, " if offloads else ""
+        advice = "learner.optimizer=adamw8bit, " + helps + "learner.lora_rank=16, " if training is not None else ""
         raise ConfigError(
-            f"{folder} has {_size(free)} left, and a run ends with a checkpoint of {_size(needed.each)}; {advice}"
+            f"the run needs {in_words(certain.bytes)} of the machine's own memory, of which {in_words(free)} are free "
+            f"here ({'; '.join(line.removeprefix('CPU memory, ') for line in certain.lines())}); what helps: {advice}"
+            "a smaller model, a machine with more memory"
         )
-    if needed.total > free:
-        yield (
-            f"{folder} has {_size(free)} left, and the run may hold {_size(needed.total)} at once ({needed.most} "
-            f"checkpoints of {_size(needed.each)}); {advice}, training.ship=last, or a smaller training.keep"
-        )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
-
-
-def _size(size: int) -> str:
-    return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"

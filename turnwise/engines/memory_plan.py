@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
-from turnwise.config.choices import LearnerPlace, ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, Offload, OptimizerName, Precision
 from turnwise.config.evaluation_sampling import longest_turn
 from turnwise.engines.devices import (
     TOKEN_BUDGET,
@@ -16,6 +17,7 @@ from turnwise.engines.devices import (
     choose,
     device_of,
     learner_place,
+    shares_weights,
     visible_gpus,
 )
 from turnwise.engines.model.sources import find_model
@@ -30,6 +32,9 @@ SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
 KEPT_FEATURES = 512 << 20
 """Of images, in sampler and learner each (`model/image_features.py`)."""
+BUFFERS, BUFFER_BYTES = 2, 256 << 20
+"""Between a GPU and the CPU's memory, where the optimizer lies there: their number, and the most bytes of one. torch
+rounds page-locked memory up to powers of two."""
 LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -78,12 +83,26 @@ class ModelSize:
         return int(rank * self.layers * (6 * self.hidden + self._width))
 
 
+def buffer_bytes(numbers: int) -> int:
+    """Of one buffer for the gradients and weights of a model that trains so many numbers: a quarter of them at most, so
+    that one is worked on while another travels."""
+    return min(BUFFER_BYTES, 1 << max(numbers - 1, 1023).bit_length())
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """What a learner has beside the policy, where one is on the same GPU."""
 
     critic: bool = False
     reference: bool = False
+
+
+class Part(Enum):
+    """What one process holds of a plan."""
+
+    both = "both"
+    sampler = "sampler"
+    learner = "learner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +132,18 @@ class MemoryPlan:
     """The learner has a process of its own: nothing is shared, and CUDA is there twice."""
     handover: int = 0
     """New weights on their way from the learner's process to the sampler's."""
-    sampling: int = 0
-    """The part of `weights` that is the sampler's own."""
+    writers: int = 0
+    """The part of `weights` that nobody but the sampler computes with."""
+
+    def share(self, part: Part) -> int:
+        """Bytes that the process with this part of the plan may hold, CUDA's own included: all that may be used, or
+        what the other process leaves of it. Where the two take turns, each is left what the other gives back first."""
+        if part is Part.both:
+            return self.usable
+        writing = self.writers + self.handover + (KEPT_FEATURES if self.vision else 0) + self.overhead // 2
+        if part is Part.sampler:
+            return writing + self.cache
+        return self.usable - writing - (0 if self.takes_turns else self.cache)
 
     @property
     def usable(self) -> int:
@@ -129,11 +158,6 @@ class MemoryPlan:
         """What the learner's passes may take: what nobody else has while they run."""
         others = self.weights + self.optimizer + self.others + (0 if self.takes_turns else self.cache)
         return self.usable - self.overhead - self.features - self.handover - others
-
-    @property
-    def learner_share(self) -> int:
-        """What a learner's own process may take in all: what the sampler's does not."""
-        return self.usable - OVERHEAD - self.features // 2 - self.sampling - self.handover - self.cache
 
     @property
     def features(self) -> int:
@@ -228,16 +252,6 @@ def size_of(facts: "ModelFacts") -> ModelSize | None:
     )
 
 
-def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
-    """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
-
-    Not when the sampler goes on with old weights while the learner changes its own.
-    """
-    same = config.learner.precision in (None, Precision.bfloat16) and chosen.precision is Precision.bfloat16
-    native = implementation is ModelImplementation.native
-    return same and native and config.training.max_lag == 0 and not config.learner.lora_rank
-
-
 def plan_memory(
     config: Config,
     chosen: EngineChoice,
@@ -256,11 +270,9 @@ def plan_memory(
     """
     fixed = _Fixed.of(config, chosen, size, training, shared)
     features = KEPT_FEATURES * fixed.copies if size.vision else 0
-    sampling = size.weights * _itemsize(chosen.precision) if apart else 0
-    handover = sampling  # as many weights in the same format
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - features - fixed.bytes
-    room -= (OVERHEAD if apart else 0) + handover
-    per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
+    room -= OVERHEAD + fixed.writers if apart else 0
+    per_token = size.cached * itemsize_of(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     most = chosen.episodes * least
     # Few conversations grow as long as they may: half of the room is a good cache, whatever max_batch would fill.
@@ -269,7 +281,8 @@ def plan_memory(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,
         recompute=bool(config.learner.gradient_checkpointing), takes_turns=False,
-        vision=fixed.weights * size.vision // size.weights, apart=apart, handover=handover, sampling=sampling,
+        vision=fixed.weights * size.vision // size.weights, writers=fixed.writers, apart=apart,
+        handover=fixed.writers if apart else 0,
     )  # fmt: skip
 
     def with_cache(plan: MemoryPlan, room: int) -> MemoryPlan:
@@ -294,7 +307,7 @@ def plan_memory(
     both_at_once = lag > 0 or sleeps is False or apart
     short = room - (passes[-1].learning + least if both_at_once else max(passes[-1].learning, least))
     helps = "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16"
-    raise _does_not_fit(plan, short, helps + (", learner.place=here" if apart else ""))
+    raise _does_not_fit(plan, short, f"{helps}, learner.place=here" if apart else helps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +323,9 @@ class _Fixed:
     itemsize: int
     """Of what the learner computes with: below an adapter, and where float32 is asked for, float32 weights."""
 
+    writers: int = 0
+    """Of the weights: those of a sampler that has its own."""
+
     @property
     def bytes(self) -> int:
         return self.weights + self.optimizer + self.others
@@ -318,9 +334,9 @@ class _Fixed:
     def of(
         cls, config: Config, chosen: EngineChoice, size: ModelSize, training: Training | None, shared: bool
     ) -> "_Fixed":
-        learner, writing = config.learner, _itemsize(chosen.precision)
+        learner, writing = config.learner, itemsize_of(chosen.precision)
         if training is None:
-            return cls(size.weights * writing, 1, 0, 0, 0, writing)
+            return cls(size.weights * writing, 1, 0, 0, 0, writing, size.weights * writing)
         narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
         itemsize = 2 if narrow else 4
         trained = size.trained(learner)
@@ -337,6 +353,7 @@ class _Fixed:
             others=critic + reference,
             trained=trained,
             itemsize=itemsize,
+            writers=size.weights * sampler,
         )
 
     def learning(self, size: ModelSize, tokens: int, recompute: bool) -> int:
@@ -346,7 +363,8 @@ class _Fixed:
         return gradients + activations + size.scores()
 
 
-def _itemsize(precision: Precision) -> int:
+def itemsize_of(precision: Precision) -> int:
+    """Bytes of one number."""
     return 2 if precision is Precision.bfloat16 else 4
 
 
@@ -375,3 +393,8 @@ def _does_not_fit(plan: MemoryPlan, short: int, advice: str) -> ConfigError:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def in_words(size: int) -> str:
+    """Bytes as a person reads them."""
+    return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"

@@ -9,8 +9,9 @@ from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.config.choices import ModelImplementation, Precision
-from turnwise.engines.devices import EngineChoice, choose
-from turnwise.engines.memory_plan import MemoryPlan, memory_here, shares_weights
+from turnwise.engines.device_limit import hold_to
+from turnwise.engines.devices import EngineChoice, choose, device_of, shares_weights
+from turnwise.engines.memory_plan import MemoryPlan, Part, memory_here
 from turnwise.engines.opener import (
     LearnerParts,
     Opener,
@@ -89,8 +90,10 @@ def open_cuda(
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
     clock: "DeviceClock | None" = None,
+    part: Part = Part.both,
 ) -> OpenSampler:
-    """The sampler of a GPU; `memory` says how large its cache may be, `model` is there already and in its format."""
+    """The sampler of a GPU; `memory` says how large its cache may be and, with the `part` of it that this process has,
+    what PyTorch may take; `model` is there already and in its format."""
     import torch
 
     from turnwise.engines.model.decoder import Decoder
@@ -99,9 +102,10 @@ def open_cuda(
 
     device, dtype = torch.device(chosen.device), dtype_of(chosen.precision)
     invariant = shares_kernels(config, chosen)
+    memory = memory or memory_here(config, None)
+    hold_to(device, config.engine.memory_fraction if memory is None else memory.share(part))
     model = _on_gpu(model or read_policy(config, chosen.precision), device, dtype, invariant)
     check_vision(model, renderer, say)
-    memory = memory or memory_here(config, None)
     cache = int(torch.cuda.mem_get_info(device)[0] * UNKNOWN_CACHE) if memory is None else memory.cache
     sampler = CudaSampler(
         model,
@@ -225,17 +229,22 @@ def open_learner(
     regime: "Regime | None" = None,
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
+    part: Part = Part.both,
     say: Say | None = None,
 ) -> "LocalLearner":
     """The learner of a config: all weights or LoRA. `regime` is the sampler's, where it is proven; `model` is what it
-    trains, where the caller has read it already. `memory` bounds what its passes take of a GPU, and `say` hears when
-    they must become smaller."""
+    trains, where the caller has read it already. `memory` bounds what its passes take of a GPU and, with the `part` of
+    it that this process has, what PyTorch may; `say` hears when passes must become smaller."""
+    import torch
+
     from turnwise.engines.learners.critic import Critic
     from turnwise.engines.learners.local import LocalLearner
     from turnwise.engines.model.loading import add_lora, train_vision
     from turnwise.engines.model.policy_folder import PolicyFolder
 
     chosen, source = config.learner, model_source(config)
+    if memory is not None:
+        hold_to(torch.device(device_of(chosen.device)), memory.share(part))
     model, critic = model or read_policy(config, Precision.float32), None
     if chosen.train_vision:
         train_vision(model)

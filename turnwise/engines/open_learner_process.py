@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
-from turnwise.engines.devices import Gpu, choose, device_of, published_format
-from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan
+from turnwise.engines.devices import choose, device_of, published_format
+from turnwise.engines.memory_plan import MemoryPlan, Part
 from turnwise.engines.open_in_process import (
     is_exact,
     is_exact_on_gpu,
@@ -25,8 +25,6 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.sampler import Sampler
 
 if TYPE_CHECKING:
-    import torch
-
     from turnwise.engines.learners.hosting import HostedLearner
     from turnwise.engines.model.attention import Regime
 
@@ -46,12 +44,10 @@ async def open_with_process(
     from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.learners.process import ProcessLearner
 
-    chosen, clock, on_one_gpu = choose(config), None, memory is not None and memory.apart
+    chosen, clock = choose(config), None
     if chosen.on_gpu:
         clock = DeviceClock(torch.device(chosen.device))
-        if memory is not None and on_one_gpu:
-            limit_allocator(clock.device, memory.gpu.memory - memory.learner_share, memory.gpu)
-        opened = open_cuda(config, chosen, renderer, say, memory=memory, clock=clock)
+        opened = open_cuda(config, chosen, renderer, say, memory=memory, clock=clock, part=_part(memory, Part.sampler))
     elif extensions.engine(config.engine.name).here:
         opened = open_cpu(config, chosen, renderer, say)
     else:
@@ -76,8 +72,6 @@ async def open_with_process(
         yield OpenPair(opened.sampler, learner, facts.exact, opened.threads, turns, clock)
     finally:
         learner.close()
-        if clock is not None and on_one_gpu:  # the limit was for this run
-            torch.cuda.set_per_process_memory_fraction(1.0, clock.device)
 
 
 def open_hosted(
@@ -96,18 +90,14 @@ def open_hosted(
 
     device = torch.device(device_of(config.learner.device))
     with computing(threads, device):
-        if memory is not None and memory.apart:
-            limit_allocator(device, memory.learner_share, memory.gpu)
-        learner = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
+        renderer, part = make_renderer(config), _part(memory, Part.learner)
+        learner = open_learner(config, renderer, parts, regime=regime, memory=memory, part=part, say=say)
     chosen = choose(config)
     if chosen.on_gpu:
         return HostedLearner(learner, is_exact_on_gpu(config, chosen, learner))
     return HostedLearner(learner, is_exact(config, chosen, learner, regime))
 
 
-def limit_allocator(device: "torch.device", share: int, gpu: Gpu) -> None:
-    """Keep what PyTorch allocates for this process within its share of a GPU, which CUDA takes a part of too."""
-    import torch
-
-    allocated = max(0, share - OVERHEAD // 2)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, allocated / gpu.memory), device)
+def _part(memory: MemoryPlan | None, part: Part) -> Part:
+    """Of a plan for two processes each has its part; another plan is that of one."""
+    return part if memory is not None and memory.apart else Part.both

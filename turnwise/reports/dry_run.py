@@ -18,7 +18,7 @@ from turnwise.config.environment import uses
 from turnwise.config.sections import knob_for
 from turnwise.data.loader import Loader
 from turnwise.data.task_config import compose, differences
-from turnwise.engines.host_memory import cpu_memory
+from turnwise.engines.host_memory import host_memory
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError, TurnwiseError
@@ -255,7 +255,8 @@ async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
         say("there is no earlier run with these settings: part of a step is run now to measure the time")
         rates = await measured_rates(prepared, lambda text: None)
     estimate = forecast(config, len(heldout.samples), rates, done=0 if status is None else status.step)
-    gpu, memory = memory_here(config, beside_policy(config)), tuple(cpu_memory(config, beside_policy(config)))
+    host = host_memory(config, beside_policy(config))
+    gpu, memory = memory_here(config, beside_policy(config)), () if host is None else tuple(host.lines())
     values = {
         "profile": config.profile,
         "plan": plan.splitlines(),

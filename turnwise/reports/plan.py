@@ -196,15 +196,15 @@ def _memory(config: Config, training: bool) -> list[str]:
 
     gpu = memory_here(config, beside_policy(config) if training else None)
     table = [] if gpu is None else list(gpu.lines())
-    if training and (host := host_memory(config, beside_policy(config))) is not None:
-        table.append(host.line())
+    if (host := host_memory(config, beside_policy(config) if training else None)) is not None:
+        table += [host.in_all()] if gpu is None else list(host.lines())
     lines = [f"{'' if number else 'memory':13}{line}" for number, line in enumerate(table)]
     return [*lines, *(_disk(config) if training else [])]
 
 
 def _disk(config: Config) -> list[str]:
     """What checkpoints take, where that is known."""
-    from turnwise.engines.host_memory import check_disk, checkpoints
+    from turnwise.engines.disk_plan import check_disk, checkpoints
 
     forecast = checkpoints(config, beside_policy(config))
     short = [f"warning      {line}" for line in check_disk(config, beside_policy(config))]

@@ -14,6 +14,8 @@ from turnwise.data.files import Split, data_files
 from turnwise.data.lint import LintSeverity, lint
 from turnwise.data.task import load_task
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.disk_plan import check_disk, checkpoints
+from turnwise.engines.host_memory import host_memory
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opener import model_source
 from turnwise.engines.rendering import choose_model
@@ -183,6 +185,14 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
         report.memory = memory_here(config, beside_policy(config) if _trains(config) else None)
         for line in () if report.memory is None else report.memory.lines():
             report.add("memory", Outcome.OK, line)
+    trains = _trains(config)
+    if (host := host_memory(config, beside_policy(config) if trains else None)) is not None:
+        for line in host.lines():
+            report.add("memory", Outcome.OK, line)
+    if trains and (forecast := checkpoints(config, beside_policy(config))) is not None:
+        report.add("disk", Outcome.OK, forecast.line())
+        for line in check_disk(config, beside_policy(config)):
+            report.add("disk", Outcome.WARNING, line)
 
 
 def _memory(config: Config, prompt: int) -> str:

@@ -6,7 +6,8 @@ from turnwise.config.check import check_config
 from turnwise.config.choices import Advantage, Decay, EvalSplit, PolicyLoss, Precision
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import gpus_for_learner, rank_devices
-from turnwise.engines.host_memory import check_disk, check_host_memory
+from turnwise.engines.disk_plan import check_disk
+from turnwise.engines.host_memory import check_host_memory
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opener import opener_of
 from turnwise.errors import ConfigError, DataError
@@ -60,8 +61,7 @@ def check_training(config: Config) -> None:
     rank_devices(config, None if alone else gpus_for_learner(config), samples=alone)
     opener_of(config).check_beside_learner(config)
     memory_here(config, beside_policy(config))
-    if alone:  # each node of a cluster has memory of its own
-        check_host_memory(config, beside_policy(config))
+    check_host_memory(config, beside_policy(config))
     tuple(check_disk(config, beside_policy(config)))  # what it warns of is in the plan
 
 
@@ -98,8 +98,8 @@ def check_fine_tuning(config: Config) -> None:
         )
     rank_devices(config, samples=False)
     memory_here(config, Training(), samples=False)
-    check_host_memory(config, Training())
-    tuple(check_disk(config, Training()))
+    check_host_memory(config, Training(), samples=False)
+    tuple(check_disk(config, Training(), tunes=True))
 
 
 def total_updates(config: Config) -> int:

@@ -115,10 +115,12 @@ class Engines:
             torch.cuda.reset_peak_memory_stats(device)
         return metrics
 
-    def save(self, folder: Path, progress: Progress, loader: "LoaderState") -> None:
-        """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
+    def save(self, folder: Path, progress: Progress, loader: "LoaderState", *, whole: bool = True) -> None:
+        """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state; unless
+        it is `whole`, without the learner's."""
         self.learner.save_policy(folder)
-        self.learner.save(folder)
+        if whole:
+            self.learner.save(folder)
         state = RunState(
             format=FORMAT,
             kl=KLState.model_validate(self.kl_controller.state()),

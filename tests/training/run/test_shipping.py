@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from turnwise import Message, Role, Sample, configure
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, StorageError
 from turnwise.reports.evaluation_names import evaluation_names
 from turnwise.reports.training import TrainReport
 from turnwise.rollout.prepare import prepare
@@ -151,3 +151,28 @@ def test_clearly_better_is_more_than_the_error_of_the_difference() -> None:
     verified = [Evaluated(1, {"task/a/b": value, "task/a/b_stderr": 0.5}, "task/a/b") for value in (3.0, 2.0)]
     assert verified[0].is_clearly_better(verified[1]) and str(verified[0]) == "3"
     assert Shipped(Evaluated(1, {}), Evaluated(1, {})).is_last
+
+
+def test_without_a_last_checkpoint_the_policy_is_there_and_the_run_cannot_be_made_longer(tmp_path: Path) -> None:
+    asked = ("training.save_last=false", "training.steps=2", "training.save_every=1", "training.keep=2")
+    report = trained(tmp_path, {1: 4}, *asked)
+    first, last = (report.run / "checkpoints" / f"step_00000{step}" for step in (1, 2))
+    assert (first / "learner.safetensors").exists() and not (last / "learner.safetensors").exists()
+    whole = trained(tmp_path / "whole", {1: 4}, "training.steps=2")
+    assert same(last, whole.run / "checkpoints" / "step_000002") and same(report.run, whole.run)
+    over = trained(tmp_path, {1: 4}, *asked, "resume=auto")
+    assert over.reason.startswith("already finished") and over.shipped == report.shipped
+    before = (report.run / "status.json").read_bytes()
+    with pytest.raises(
+        StorageError, match=r"step_000002 holds its policy only .*; start a new run with model.path=.*/p"
+    ):
+        trained(tmp_path, {1: 4}, *asked, "training.steps=4", "resume=auto")
+    assert (report.run / "status.json").read_bytes() == before
+
+
+def test_a_run_that_is_stopped_early_is_saved_whole(tmp_path: Path) -> None:
+    asked = ("training.save_last=false", "training.save_every=0", "training.steps=2")
+    report = trained(tmp_path, {}, *asked, "training.max_tokens=1")
+    assert report.steps == 1 and (report.run / "checkpoints" / "step_000001" / "learner.safetensors").exists()
+    assert trained(tmp_path, {}, *asked, "training.max_tokens=null", "resume=auto").steps == 2
+    assert not (report.run / "checkpoints" / "step_000002" / "learner.safetensors").exists()

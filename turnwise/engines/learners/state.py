@@ -25,6 +25,11 @@ _HEAD = "learner"
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError)
 
 
+def holds_state(folder: Path) -> bool:
+    """Whether a checkpoint has what a learner goes on from; without `training.save_last` the last one does not."""
+    return (folder / FILE).exists() or (folder / SHARDED).is_dir()
+
+
 def write_state(folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
     """The file appears whole or not at all."""
     head = {_HEAD: json.dumps({"format": FORMAT, **info})}

@@ -60,6 +60,17 @@ class ResumableRun(Run, Generic[S]):
         with first_signal(stop):
             yield
 
+    def refuse_policy_only(self) -> None:
+        """A run that is to go on needs more than its policy."""
+        from turnwise.engines.learners.state import holds_state
+
+        checkpoint = self.found.checkpoint
+        if checkpoint is not None and not holds_state(checkpoint.folder):
+            raise StorageError(
+                f"run {self.dir.name!r} cannot go on: {checkpoint.folder.name} holds its policy only "
+                f"(training.save_last=false); start a new run with model.path={self.dir.path / 'policy'}"
+            )
+
     def restore(self, load: Callable[[Checkpoint[S]], None], step: int, *, keep_from: int) -> None:
         """Go on after `step`, loading the newest whole checkpoint; without one, begin anew in the run's directory.
 

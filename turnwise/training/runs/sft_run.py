@@ -135,9 +135,12 @@ class SftRun(ResumableRun[SftState]):
             return
         state = SftState(format=1, progress=replace(self.progress, seconds=self.seconds()))
 
+        whole = self.config.training.save_last or self.progress.step < self.progress.steps
+
         def fill(folder: Path) -> None:
             learner.save_policy(folder)
-            learner.save(folder)
+            if whole:
+                learner.save(folder)
             write_json(folder, state)
             learner.saved()
 

@@ -274,7 +274,12 @@ class TrainRun(ResumableRun[RunState]):
     def _begin_checkpoint(self, engines: Engines) -> UnfinishedCheckpoint:
         progress = replace(self.progress, seconds=self.seconds())
         loader = self._loader_at(self.progress.prompt_batches * self.config.training.groups)
-        return begin_checkpoint(self.dir, self.progress.step, lambda target: engines.save(target, progress, loader))
+        whole = self.config.training.save_last or self.status.end is not State.FINISHED or self.progress.after is None
+
+        def fill(target: Path) -> None:
+            engines.save(target, progress, loader, whole=whole)
+
+        return begin_checkpoint(self.dir, self.progress.step, fill)
 
     async def _finish_checkpoint(self, engines: Engines, begun: UnfinishedCheckpoint, step: int) -> None:
         try:
