@@ -14,6 +14,7 @@ SMALL = {
     "gpu_rollout": [],
     "gpu_train": [],
     "house": [],
+    "images": ["--conversations", "4", "--rounds", "1"],
     "learner": ["--rounds", "1", "--seconds", "0.2", "--cases", "tiny"],
     "learner_place": ["--rounds", "1", "--steps", "1", "--groups", "2", "--siblings", "2"],
     "parsers": ["--inputs", "50", "--formats", "hermes"],

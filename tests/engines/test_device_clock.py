@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from turnwise.engines.device_clock import MOST_SPANS, DeviceClock, covered
+from turnwise.engines.device_utilisation import BusySamples, _driver, busy_samples
 
 
 def test_busy_is_the_union_of_the_spans():
@@ -55,6 +56,57 @@ def test_what_has_ended_is_not_kept_as_marks():
     assert len(clock._spans) <= MOST_SPANS
     share = clock.take()
     assert share is not None and 0.0 <= share < 1.0 and clock._spans == [under_way]
+
+
+def test_what_the_driver_says_stands_where_it_says_something():
+    samples = BusySamples(lambda: None)
+    clock = DeviceClock(torch.device("cpu"), samples)
+    assert clock.take() == 1.0, "no sample yet: the spans are all that is known"
+    span = clock.begin()
+    for share in (0.0, 0.5, 0.1):
+        samples.add(share)
+    assert clock.take() == pytest.approx(0.8), "gaps inside a span are no work"
+    clock.end(span)
+
+
+def test_a_driver_is_sampled_until_nobody_holds_the_samples():
+    seen, ended = threading.Event(), []
+
+    def read() -> float | None:
+        if len(ended) < 3:
+            ended.append(None)
+            return None if len(ended) == 1 else 0.25
+        seen.set()
+        return 0.25
+
+    before = set(threading.enumerate())
+    samples = BusySamples(read, seconds=0.001)
+    (thread,) = set(threading.enumerate()) - before
+    assert seen.wait(30) and samples.take() == 0.25, "what says nothing is not counted as idle"
+    del samples
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_machine_without_the_driver_has_no_samples():
+    assert busy_samples(torch.device("cpu")) is None
+    assert _driver("GPU-00000000-0000-0000-0000-000000000000") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_its_driver_is_found_and_says_that_kernels_run():
+    device = torch.device("cuda")
+    samples = busy_samples(device)
+    assert samples is not None
+    factor = torch.randn(4096, 4096, device=device)
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        for _ in range(20):
+            factor @ factor
+        torch.cuda.synchronize()
+    share = samples.take()
+    assert share is not None and share > 0.5
 
 
 @pytest.mark.gpu

@@ -298,3 +298,48 @@ def test_a_model_that_reads_text_refuses_images(opened: Callable[[PolicyModel], 
             await sampler.generate(opening("qwen3_vl").request())
 
     served(opened(TransformersModel(build_text("qwen3"))), work)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_images_of_prompts_that_wait_are_encoded_together_for_a_gpu(device: str) -> None:
+    kind = "qwen3_vl"
+    model = VisionModel(build(kind))
+    model.together = True  # as on a GPU
+
+    async def work(sampler: InProcessSampler) -> None:
+        for first in (0, 4):  # the first four are tried one by one too
+            looked = sampler._batcher._model
+            before = looked.tower_calls
+            talks = [opening(kind, f"talk {first + number}", 50 + first + number) for number in range(4)]
+            waiting = [sampler.generate(talk.request()) for talk in talks]
+            for talk, answer in zip(talks, await asyncio.gather(*waiting), strict=True):
+                talk.hear(answer)
+                talk.check()
+            assert looked.encoded_images == first + 4
+        assert looked.tower_calls - before < 4
+
+    served(paged(device)(model), work)
+
+
+def test_an_image_that_cannot_be_read_ends_its_own_turn_alone(
+    opened: Callable[[PolicyModel], InProcessSampler],
+) -> None:
+    kind = "qwen3_vl"
+    model = VisionModel(build(kind))
+    model.together = True
+
+    async def work(sampler: InProcessSampler) -> None:
+        talks = [opening(kind, str(number), 70 + number) for number in range(3)]
+        (span,) = talks[1].said.media
+        arrays = {name: array[:0] for name, array in span.media.arrays.items()}
+        broken = MediaSpan(replace(span.media, digest="broken", arrays=arrays), span.start)
+        talks[1].said = Shown(talks[1].said.ids, (broken,))
+        waiting = [sampler.generate(talk.request()) for talk in talks]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(answers[1], EngineError) and "image broken" in str(answers[1])
+        for talk, answer in ((talks[0], answers[0]), (talks[2], answers[2])):
+            assert isinstance(answer, Completion)
+            talk.hear(answer)
+            talk.check()
+
+    served(opened(model), work)

@@ -1,17 +1,26 @@
 """Episode workers: the same tokens for any number of them, and nothing lost when one ends or stands still."""
 
 import asyncio
+import io
 import os
+import pickle
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
 
 import turnwise as tw
 from turnwise.config import Config
+from turnwise.engines.rendering import make_renderer
 from turnwise.errors import ConfigError, EpisodeError, TurnwiseError
+from turnwise.ledger import Media, MediaSpan
 from turnwise.rollout.workers import pool as pools
+from turnwise.rollout.workers.images import IncomingImages, OutgoingImages
 from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage import underway
@@ -312,3 +321,58 @@ def test_counts_of_other_processes_are_taken_with_ours():
 
     first, second = asyncio.run(counted())
     assert [metric.value for metric in first] == [3] and second == []
+
+
+def plain_png(shade: int) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (64, 64), (shade, shade, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def shown_image(digest: str) -> Media:
+    ids = np.full(4, 7)
+    pixels = np.random.default_rng(len(digest)).random((64, 192), np.float32)
+    return Media(digest, b"file of " + digest.encode(), ids, ids == 7, {"pixel_values": pixels})
+
+
+def test_an_image_crosses_once_and_is_forgotten_with_its_last_holder():
+    sent, received = OutgoingImages(), IncomingImages(None)
+
+    def across(*messages: object) -> tuple[list[Any], int]:
+        content = sent.packed(list(messages))
+        return received.unpacked(content), len(content)
+
+    first, second = shown_image("a"), shown_image("bb")
+    (one, two, again), size = across(first, second, MediaSpan(first, 3))
+    assert again.media is one and size > one.arrays["pixel_values"].nbytes + two.arrays["pixel_values"].nbytes
+    assert (one.digest, one.content, one.features) == ("a", first.content, 4)
+    np.testing.assert_array_equal(one.arrays["pixel_values"], first.arrays["pixel_values"])
+    turn, size = across(MediaSpan(first, 2), MediaSpan(second, 20))
+    assert [span.media for span in turn] == [one, two] and size < 1000
+    held = weakref.ref(two)
+    del second, two, turn
+    assert held() is not None, "they may speak of it again: nobody has said otherwise"
+    across("anything")
+    assert held() is None
+    (newer,), size = across(shown_image("bb"))
+    assert newer.digest == "bb" and size > newer.arrays["pixel_values"].nbytes
+
+
+def test_a_run_keeps_the_images_of_its_workers_in_bounds(monkeypatch: pytest.MonkeyPatch):
+    config = tw.configure("task=tinylook", "model.path=tiny_vision")
+    there, here = make_renderer(config).images, make_renderer(config).images
+    assert there is not None and here is not None
+    monkeypatch.setattr("turnwise.chat.images.processor.KEPT_BYTES", 1)  # the arrays of one image
+    sent, received = OutgoingImages(), IncomingImages(here.adopt)
+    pictures = [plain_png(number) for number in range(2)]
+    prepared = [there.prepare(picture) for picture in pictures]
+    monkeypatch.setattr(here, "_process", None)
+    adopted = received.unpacked(sent.packed([*prepared]))
+    np.testing.assert_array_equal(adopted[1].arrays["pixel_values"], prepared[1].arrays["pixel_values"])
+    assert here.prepare(pictures[1]) is adopted[1], "nothing is prepared twice"
+    monkeypatch.undo()
+    np.testing.assert_array_equal(adopted[0].arrays["pixel_values"], prepared[0].arrays["pixel_values"])
+    with pytest.raises(ValueError, match="was sent over a link"):
+        file = io.BytesIO(sent.packed([prepared[0]]))
+        assert pickle.load(file) == []
+        pickle.load(file)

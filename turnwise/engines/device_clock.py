@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from turnwise.engines.device_utilisation import BusySamples
+
 Mark = torch.cuda.Event | float
 """An event on a stream of a GPU, or a time of the host."""
 
@@ -29,10 +31,13 @@ class DeviceClock:
     it has reached the second, however long ago the host went on. Spans of several streams may overlap: busy is their
     union. On the CPU they are times of the host. Nothing here waits for the device. Whoever marks must also `take` now
     and then: spans are kept until then. On a GPU, none of this may be called while its own thread captures a graph.
+
+    Gaps between the kernels of a span count as work, which is too much where launching them is the limit. With
+    `samples` the share is the driver's, which counts the time in which kernels ran, those of other programs too.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, samples: BusySamples | None = None) -> None:
+        self.device, self._samples = device, samples
         self._lock = threading.Lock()
         self._spans: list[DeviceSpan] = []
         self._latest: dict[tuple[int, int], DeviceSpan] = {}
@@ -80,7 +85,8 @@ class DeviceClock:
                 return None
             busy = [*self._busy, *((max(0.0, first), now) for first, _ in begun)]
             self._start, self._busy, self._newest = mark, [], (0.0, mark)
-        return 1.0 - covered(busy) / now
+        sampled = None if self._samples is None else self._samples.take()
+        return 1.0 - (covered(busy) / now if sampled is None else sampled)
 
     def _fold(self) -> None:
         """Keep of spans that the device has finished only from when to when they were."""

@@ -144,9 +144,11 @@ def open_on_gpu(
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
+    from turnwise.engines.device_utilisation import busy_samples
 
     learner = open_learner(config, renderer, parts, memory=memory, say=say)
-    device, clock = torch.device(chosen.device), DeviceClock(torch.device(chosen.device))
+    device = torch.device(chosen.device)
+    clock = DeviceClock(device, busy_samples(device))
     same = learner.device == device and not config.learner.lora_rank
     writer = _writer(config, chosen, learner.model, share=same)
     opened = open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)

@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -132,6 +133,13 @@ class ImageProcessor:
         with self._lock:
             self._keep(digest, arrays)
             return self._alive.setdefault(digest, media)
+
+    def adopt(self, media: Media) -> Media:
+        """An image that the same model's processor prepared in another process, as one of this one's."""
+        with self._lock:
+            self._keep(media.digest, dict(media.arrays))
+            arrays = _Arrays(self, media.digest, media.content)
+            return self._alive.setdefault(media.digest, replace(media, arrays=arrays))
 
     def measure(self, file: BinaryIO) -> Media:
         """An image's block of tokens, for counting: only its head is read, and a blank one of its size is prepared."""

@@ -153,6 +153,13 @@ class PolicyModel(nn.Module, ABC):
     """Whether it takes images."""
     encoded_images: int = 0
     """How many images it has computed features of."""
+    tower_calls: int = 0
+    """In how many calls of its vision tower."""
+
+    @property
+    def joins_images(self) -> bool:
+        """Whether it computes features of several images in one call."""
+        return False
 
     def encode_images(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image; with gradient only where the vision tower is trained."""

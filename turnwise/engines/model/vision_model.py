@@ -1,7 +1,8 @@
 """A vision-language model of transformers as a policy model: its own tower and projector, our attention in its decoder.
 
-An image is encoded by itself, so that its features do not depend on what else is in a pass, and they take the place
-of tokens by where the image stands, never by a token's number: an image token that the policy writes is a token.
+An image's features do not depend on what else is in a pass (on a GPU to rounding, see `image_batches.py`), and they
+take the place of tokens by where the image stands, never by a token's number: an image token that the policy writes is
+a token.
 """
 
 import inspect
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from turnwise.engines.model.attention import packed
+from turnwise.engines.model.image_batches import ImageBatches, joined_arrays
 from turnwise.engines.model.image_features import FeatureCache
 from turnwise.engines.model.policy_model import Features, ImageFeatures
 from turnwise.engines.model.recurrence import Recurrence
@@ -44,6 +46,9 @@ class VisionModel(TransformersModel):
     reads_images = True
     vision_trained: bool
     """Whether tower and projector are; what is trained is run anew every time."""
+    together: bool | None = None
+    """Whether several images go through the tower in one call; None where it is on a GPU: on the CPU every bit of an
+    image's features is the same in any company."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
     _kept: FeatureCache
@@ -58,15 +63,17 @@ class VisionModel(TransformersModel):
         super().__init__(model, names)
         self._deep = "deepstack_visual_embeds" in self._takes
         self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
+        self._batches = ImageBatches()
         self.proven = False
-        self.encoded_images = 0
+        self.encoded_images = self.tower_calls = 0
         self.train_vision(False)
 
     def _take_over(self, other: TransformersModel) -> None:
         super()._take_over(other)
         assert isinstance(other, VisionModel)
         self._deep, self._kept, self._placed = other._deep, other._kept, other._placed
-        self.proven, self.encoded_images = other.proven, 0
+        self._batches, self.together = other._batches, other.together
+        self.proven, self.encoded_images, self.tower_calls = other.proven, 0, 0
         self.vision_trained = other.vision_trained
 
     @property
@@ -97,20 +104,19 @@ class VisionModel(TransformersModel):
 
     def encode_images(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image, kept for later passes while the tower is frozen."""
+        once = {image.digest: image for image in media}  # siblings of a group show the same
         if self.vision_trained:
-            once = {image.digest: image for image in media}  # siblings of a group show the same
-            features_of = {digest: self._encode(image) for digest, image in once.items()}
+            features_of = {image.digest: features for image, features in self._encode([*once.values()])}
             return [features_of[image.digest] for image in media]
-        features: list[Features] = []
         form = str(self.model.get_input_embeddings().weight.dtype)  # a copy in another makes other features
-        for image in media:
-            cached = self._kept.get(f"{image.digest} {form}")
-            if cached is None:
-                with self._plainly():
-                    cached = self._encode(image)
-                self._kept.put(f"{image.digest} {form}", cached)
-            features.append(cached)
-        return features
+        features_of = {digest: kept for digest in once if (kept := self._kept.get(f"{digest} {form}")) is not None}
+        missing = [image for digest, image in once.items() if digest not in features_of]
+        if missing:
+            with self._plainly():
+                for image, features in self._encode(missing):
+                    features_of[image.digest] = features
+                    self._kept.put(f"{image.digest} {form}", features)
+        return [features_of[image.digest] for image in media]
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
@@ -120,39 +126,55 @@ class VisionModel(TransformersModel):
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
             yield
 
-    def _encode(self, media: Media) -> Features:
-        if not self.proven:
+    def _encode(self, media: Sequence[Media]) -> Iterator[tuple[Media, Features]]:
+        """Each image with its features."""
+        if not self.proven and media:
             with self._plainly():
-                self._prove(media, self._features(media))
+                self._prove(media[0], self._features(media[:1])[0])
             self.proven = True
-        self.encoded_images += 1
-        return self._features(media)
+        if self.joins_images:
+            encoded = self._batches.encode(media, self._features)
+        else:
+            encoded = ((image, self._features([image])[0]) for image in media)
+        for image, features in encoded:
+            self.encoded_images += 1
+            yield image, features
+
+    @property
+    def joins_images(self) -> bool:
+        """Whether it computes features of several images in one call."""
+        return self.model.get_input_embeddings().weight.device.type != "cpu" if self.together is None else self.together
 
     @contextmanager
-    def _theirs(self, media: Media) -> Iterator[None]:
-        """Around code of others, given what a processor made of an image."""
+    def _theirs(self, media: Sequence[Media]) -> Iterator[None]:
+        """Around code of others, given what a processor made of images."""
         try:
             yield
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, StopIteration) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            why = one_line(error)[:200]
-            raise EngineError(f"{type(self.model).__name__} cannot read image {media.digest}: {why}") from error
+            why, which = one_line(error)[:200], _named(media)
+            raise EngineError(f"{type(self.model).__name__} cannot read {which}: {why}") from error
 
-    def _features(self, media: Media) -> Features:
+    def _features(self, media: Sequence[Media]) -> list[Features]:
+        """The features of these images, from one call of the tower."""
+        self.tower_calls += 1
         with self._theirs(media):
             outputs = self.model.base_model.get_image_features(**self._arrays(media))
             rows = _joined(outputs.pooler_output)
             deep = tuple(_joined(part) for part in getattr(outputs, "deepstack_features", None) or ())
-        wanted = media.features
-        if any(len(part) != wanted for part in (rows, *deep)):
-            name = type(self.model).__name__
-            raise EngineError(f"{name} makes {len(rows)} features of image {media.digest}, which has {wanted} tokens")
-        return Features(rows, deep if self._deep else ())
+        wanted = [image.features for image in media]
+        if any(len(part) != sum(wanted) for part in (rows, *deep)):
+            name, which = type(self.model).__name__, _named(media)
+            raise EngineError(f"{name} makes {len(rows)} features of {which}, which has {sum(wanted)} tokens")
+        of_images = zip(*(torch.split(part, wanted) for part in (rows, *(deep if self._deep else ()))), strict=True)
+        if len(media) == 1 or rows.requires_grad:
+            return [Features(own, tuple(rest)) for own, *rest in of_images]
+        # Copies: an image that is forgotten must not be kept in memory by the others.
+        return [Features(own.clone(), tuple(part.clone() for part in rest)) for own, *rest in of_images]
 
-    def _arrays(self, media: Media) -> dict[str, Tensor]:
-        device = self.model.get_input_embeddings().weight.device
-        return {name: torch.tensor(a, device=device) for name, a in media.arrays.items()}
+    def _arrays(self, media: Sequence[Media]) -> dict[str, Tensor]:
+        return joined_arrays(media, self.model.get_input_embeddings().weight.device)
 
     def _entering(self, tokens: Tensor, images: ImageFeatures | None) -> dict[str, Any]:
         if images is None:
@@ -190,7 +212,7 @@ class VisionModel(TransformersModel):
         block = self._placed.get(media)
         if block is None:
             grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
-            with self._theirs(media):
+            with self._theirs([media]):
                 placed, _ = self.model.base_model.get_rope_index(
                     torch.tensor(media.token_ids)[None],
                     mm_token_type_ids=torch.tensor(media.takes, dtype=torch.int64)[None],
@@ -212,8 +234,8 @@ class VisionModel(TransformersModel):
         types = torch.zeros_like(tokens).index_fill(0, takes, 1)
         named = inspect.signature(self.model.base_model.forward).parameters
         options = {name: types[None] for name in TYPES if name in named}
-        with self._theirs(media), under(self._decoder, "eager"):
-            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **options).logits[0]
+        with self._theirs([media]), under(self._decoder, "eager"):
+            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays([media]), **options).logits[0]
         if not alike(ours.to(self.dtype), theirs.to(self.dtype)):
             raise EngineError(
                 f"{type(self.model).__name__} uses images in ways that Turnwise does not (image tokens may attend to "
@@ -228,8 +250,12 @@ class VisionModel(TransformersModel):
             self._kept = FeatureCache()  # copies of this model may go on with theirs
 
 
+def _named(media: Sequence[Media]) -> str:
+    return f"image {media[0].digest}" if len(media) == 1 else f"{len(media)} images at once"
+
+
 def _joined(output: Any) -> Tensor:
-    """The rows of one image, which families give as one tensor or in parts."""
+    """The rows of all images, which families give as one tensor or in parts."""
     rows = torch.cat(
         [part.reshape(-1, part.shape[-1]) for part in ([output] if isinstance(output, Tensor) else output)]
     )

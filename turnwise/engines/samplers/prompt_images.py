@@ -1,16 +1,22 @@
 """The images of one turn as a sampler needs them: where its tokens are placed, and features until they are fed."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.engines.model.image_batches import MOST_IMAGES
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions, three_axes
 from turnwise.engines.model.policy_model import Features, ImageFeatures, PolicyModel
 from turnwise.errors import EngineError
-from turnwise.ledger import MediaSpan
+from turnwise.ledger import Media, MediaSpan
+
+AHEAD = 4096
+"""Features that are computed for prompts before they enter: of large images a few, since each keeps a device busy."""
 
 
 class PromptImages:
@@ -71,3 +77,22 @@ def image_inputs(
         for start, end, prompt_images in stretches
     ]
     return torch.from_numpy(joined_positions(places)), joined_features(parts, device)
+
+
+def encode_ahead(model: PolicyModel, waiting: Iterable[tuple[Sequence[MediaSpan], int]], most: int) -> None:
+    """Have the images of the first `most` prompts that wait encoded together, and kept with the model: of each prompt
+    those that are not among its first tokens, which a cache holds.
+
+    One that cannot be encoded is named when its own prompt enters, and one for which there is no memory now is tried
+    again then.
+    """
+    coming: dict[str, Media] = {}
+    features = 0
+    for media, fed in itertools.islice(waiting, most):
+        for image in (span.media for span in media if span.end > fed):
+            features += 0 if image.digest in coming else image.features
+            coming[image.digest] = image
+        if len(coming) >= MOST_IMAGES or features >= AHEAD:
+            break
+    with suppress(EngineError, torch.OutOfMemoryError):
+        model.encode_images([*coming.values()])

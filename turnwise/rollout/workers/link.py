@@ -7,6 +7,8 @@ import struct
 import traceback
 from typing import Any
 
+from turnwise.rollout.workers.images import Adopt, IncomingImages, OutgoingImages
+
 _LENGTH = struct.Struct("!Q")
 BUFFER = 1 << 22
 """Bytes that wait to be read before the other side has to stop writing."""
@@ -22,14 +24,15 @@ class WorkerLink:
     Objects are pickled: both ends run the same code with the same rights, and nobody else has the socket.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, adopt: Adopt | None = None) -> None:
         self._reader, self._writer = reader, writer
         self._outgoing: list[object] = []
+        self._sent, self._received = OutgoingImages(), IncomingImages(adopt)
 
     @classmethod
-    async def open(cls, end: socket.socket) -> "WorkerLink":
-        """The link over this end of a socket pair."""
-        return cls(*await asyncio.open_unix_connection(sock=end, limit=BUFFER))
+    async def open(cls, end: socket.socket, adopt: Adopt | None = None) -> "WorkerLink":
+        """The link over this end of a socket pair; `adopt` says how images that come are kept."""
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=BUFFER), adopt)
 
     def send(self, message: object) -> None:
         """Send it with whatever else is sent before the event loop comes round."""
@@ -41,7 +44,7 @@ class WorkerLink:
         messages, self._outgoing = self._outgoing, []
         if self._writer.is_closing():  # whoever waits for an answer hears of it from `receive`
             return
-        content = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+        content = self._sent.packed(messages)
         self._writer.write(_LENGTH.pack(len(content)))
         self._writer.write(content)
 
@@ -52,8 +55,7 @@ class WorkerLink:
             content = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise LinkLost from error
-        messages: list[Any] = pickle.loads(content)
-        return messages
+        return self._received.unpacked(content)
 
     async def drain(self) -> None:
         """Wait until what was sent has been taken."""

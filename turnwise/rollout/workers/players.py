@@ -112,7 +112,8 @@ async def open_workers(
         facts,
         underway.looked_on(),
     )
-    pool = WorkerPool(setup, sampler if asked else None, say)
+    images = [each.renderer.images for each in prepared if each.renderer is not None and each.renderer.images]
+    pool = WorkerPool(setup, sampler if asked else None, say, images[0].adopt if images else None)
     await pool.start()
     try:
         yield pool

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.rollout.plugin_calls import to_the_end
+from turnwise.rollout.workers.images import Adopt
 from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     Ask,
@@ -98,8 +99,11 @@ class WorkerPool:
     A group is played by one worker. What is written does not depend on which: its noise is keyed by its place.
     """
 
-    def __init__(self, setup: Setup, sampler: Sampler | None, say: Callable[[str], None]) -> None:
-        self._setup, self._sampler, self._say = setup, sampler, say
+    def __init__(
+        self, setup: Setup, sampler: Sampler | None, say: Callable[[str], None], adopt: Adopt | None = None
+    ) -> None:
+        """`adopt` says how images that workers prepared are kept here."""
+        self._setup, self._sampler, self._say, self._adopt = setup, sampler, say, adopt
         self._workers: list[WorkerProcess] = []
         self._listening: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._waiting: list[PlayUnderWay] = []
@@ -167,7 +171,7 @@ class WorkerPool:
         """A new worker joins when it has loaded everything; what its tools said."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            link = await WorkerLink.open(ours)
+            link = await WorkerLink.open(ours, self._adopt)
             worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link)
         try:
             link.send(self._setup)

@@ -23,7 +23,7 @@ from turnwise.engines.samplers.gpu.steps import DeviceSteps
 from turnwise.engines.samplers.gpu.transfers import Launched
 from turnwise.engines.samplers.gpu.turns import RunningTurn
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
-from turnwise.engines.samplers.prompt_images import PromptImages
+from turnwise.engines.samplers.prompt_images import PromptImages, encode_ahead
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.system import time_budget
@@ -223,6 +223,8 @@ class DeviceBatcher:
                 work.append((turn, turn.next_chunk(budget)))
                 budget -= len(work[-1][1].tokens)
         passed_over: list[RunningTurn] = []
+        if self._model.joins_images:
+            encode_ahead(self._model, (turn.unfed(self._cache) for turn in self._waiting), len(self._slots.free))
         while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_ROWS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:

@@ -7,10 +7,12 @@ from numpy.typing import NDArray
 
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.kernels.sampling import STOP_IDS
+from turnwise.engines.samplers.gpu.paged_cache import PagedCache
 from turnwise.engines.samplers.gpu.pass_shapes import PromptChunk
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
 from turnwise.engines.samplers.kv_cache import block_hashes
 from turnwise.engines.samplers.prompt_images import PromptImages
+from turnwise.ledger import MediaSpan
 from turnwise.types import Completion, FinishReason
 
 NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -58,6 +60,11 @@ class RunningTurn:
         if self.known_digests is None:
             self.known_digests = block_hashes(self.request.token_ids, self.request.media)
         return self.known_digests
+
+    def unfed(self, cache: PagedCache) -> tuple[tuple[MediaSpan, ...], int]:
+        """Its images, and how many of its first tokens lie in pages."""
+        kept = cache.get(self.name)
+        return tuple(self.request.media), cache.known(self.digests) * PAGE if kept is None else kept.fed
 
     @property
     def filtered(self) -> bool:
