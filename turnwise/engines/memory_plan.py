@@ -97,7 +97,7 @@ class Training:
     reference: bool = False
 
 
-class PlanPart(Enum):
+class Part(Enum):
     """What one process holds of a plan."""
 
     both = "both"
@@ -135,13 +135,13 @@ class MemoryPlan:
     writers: int = 0
     """The part of `weights` that nobody but the sampler computes with."""
 
-    def share(self, part: PlanPart) -> int:
+    def share(self, part: Part) -> int:
         """Bytes that the process with this part of the plan may hold, CUDA's own included: all that may be used, or
         what the other process leaves of it. Where the two take turns, each is left what the other gives back first."""
-        if part is PlanPart.both:
+        if part is Part.both:
             return self.usable
         writing = self.writers + self.handover + (KEPT_FEATURES if self.vision else 0) + self.overhead // 2
-        if part is PlanPart.sampler:
+        if part is Part.sampler:
             return writing + self.cache
         return self.usable - writing - (0 if self.takes_turns else self.cache)
 
