@@ -8,7 +8,15 @@ import torch
 from turnwise import configure
 from turnwise.engines.device_limit import LEAST_OUTSIDE, allocator_share, hold_to
 from turnwise.engines.devices import Gpu, VisibleGpus, choose
-from turnwise.engines.memory_plan import KEPT_FEATURES, OVERHEAD, MemoryPlan, ModelSize, Part, Training, plan_memory
+from turnwise.engines.memory_plan import (
+    KEPT_FEATURES,
+    OVERHEAD,
+    MemoryHolder,
+    MemoryPlan,
+    ModelSize,
+    Training,
+    plan_memory,
+)
 
 GIB = 2**30
 SIZE = ModelSize(7_615_616_512, 3584, 28, 152_064, 28_672)
@@ -30,8 +38,8 @@ def test_what_lies_outside_of_the_allocator_is_taken_off_and_other_programs_are_
 @pytest.mark.parametrize("knobs", [("learner.lora_rank=16",), ("learner.lora_rank=16", "engine.max_batch=64")])
 def test_two_processes_together_hold_what_one_may(knobs: tuple[str, ...]) -> None:
     found = plan("training.max_lag=1", *knobs)
-    sampler, learner = found.share(Part.sampler), found.share(Part.learner)
-    assert found.share(Part.both) == found.usable == sampler + learner
+    sampler, learner = found.share(MemoryHolder.sampler), found.share(MemoryHolder.learner)
+    assert found.share(MemoryHolder.both) == found.usable == sampler + learner
     assert sampler == 2 * SIZE.weights + found.cache + OVERHEAD // 2
     assert learner >= 4 * SIZE.weights + found.optimizer + found.learning + LEAST_OUTSIDE
 
@@ -39,10 +47,10 @@ def test_two_processes_together_hold_what_one_may(knobs: tuple[str, ...]) -> Non
 def test_processes_that_take_turns_are_each_left_what_the_other_gives_back() -> None:
     found = plan("training.max_lag=0", "engine.sleep=true", "learner.lora_rank=16")
     assert found.takes_turns
-    at_rest = found.share(Part.sampler) - found.cache
-    assert found.share(Part.learner) == found.usable - at_rest
+    at_rest = found.share(MemoryHolder.sampler) - found.cache
+    assert found.share(MemoryHolder.learner) == found.usable - at_rest
     sees = plan("learner.lora_rank=16", size=ModelSize(SIZE.weights, 3584, 28, 152_064, 28_672, vision=10**8))
-    assert sees.share(Part.sampler) == sees.writers + KEPT_FEATURES + sees.cache + OVERHEAD // 2
+    assert sees.share(MemoryHolder.sampler) == sees.writers + KEPT_FEATURES + sees.cache + OVERHEAD // 2
 
 
 @pytest.fixture

@@ -6,7 +6,15 @@ from turnwise import Config, configure
 from turnwise.engines import memory_plan
 from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.kernels import paged_attention
-from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan, ModelSize, Part, Training, memory_here, plan_memory
+from turnwise.engines.memory_plan import (
+    OVERHEAD,
+    MemoryHolder,
+    MemoryPlan,
+    ModelSize,
+    Training,
+    memory_here,
+    plan_memory,
+)
 from turnwise.engines.model.image_features import KEPT_BYTES
 from turnwise.errors import ConfigError
 
@@ -55,8 +63,10 @@ def test_a_learner_in_a_process_of_its_own_shares_nothing_and_pays_for_cuda_twic
     assert found.weights == 4 * SMALL.weights and found.handover == found.writers == 2 * SMALL.weights
     assert here.learner_room - found.learner_room == OVERHEAD + found.handover
     kept = found.weights - found.writers + found.optimizer + found.others
-    assert found.share(Part.learner) == kept + found.learner_room + OVERHEAD, "all of it, and nothing of the sampler's"
-    assert found.share(Part.learner) + found.share(Part.sampler) == found.usable
+    assert found.share(MemoryHolder.learner) == kept + found.learner_room + OVERHEAD, (
+        "all of it, and nothing of the sampler's"
+    )
+    assert found.share(MemoryHolder.learner) + found.share(MemoryHolder.sampler) == found.usable
     assert "processes    4.0 GiB for CUDA in two, 0.3 GiB to hand weights over" in "\n".join(found.lines())
     assert not plan("learner.optimizer=adamw8bit", size=SMALL, apart=True, shared=False).takes_turns
     with pytest.raises(ConfigError, match="are missing.*learner.place=here"):

@@ -97,7 +97,7 @@ class Training:
     reference: bool = False
 
 
-class Part(Enum):
+class MemoryHolder(Enum):
     """What one process holds of a plan."""
 
     both = "both"
@@ -135,13 +135,13 @@ class MemoryPlan:
     writers: int = 0
     """The part of `weights` that nobody but the sampler computes with."""
 
-    def share(self, part: Part) -> int:
+    def share(self, part: MemoryHolder) -> int:
         """Bytes that the process with this part of the plan may hold, CUDA's own included: all that may be used, or
         what the other process leaves of it. Where the two take turns, each is left what the other gives back first."""
-        if part is Part.both:
+        if part is MemoryHolder.both:
             return self.usable
         writing = self.writers + self.handover + (KEPT_FEATURES if self.vision else 0) + self.overhead // 2
-        if part is Part.sampler:
+        if part is MemoryHolder.sampler:
             return writing + self.cache
         return self.usable - writing - (0 if self.takes_turns else self.cache)
 

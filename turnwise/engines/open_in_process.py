@@ -11,7 +11,7 @@ from turnwise.config import Config
 from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.device_limit import hold_to
 from turnwise.engines.devices import EngineChoice, choose, device_of, shares_weights
-from turnwise.engines.memory_plan import MemoryPlan, Part, memory_here
+from turnwise.engines.memory_plan import MemoryHolder, MemoryPlan, memory_here
 from turnwise.engines.opener import (
     LearnerParts,
     Opener,
@@ -90,7 +90,7 @@ def open_cuda(
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
     clock: "DeviceClock | None" = None,
-    part: Part = Part.both,
+    part: MemoryHolder = MemoryHolder.both,
 ) -> OpenSampler:
     """The sampler of a GPU; `memory` says how large its cache may be and, with the `part` of it that this process has,
     what PyTorch may take; `model` is there already and in its format."""
@@ -231,7 +231,7 @@ def open_learner(
     regime: "Regime | None" = None,
     model: "PolicyModel | None" = None,
     memory: MemoryPlan | None = None,
-    part: Part = Part.both,
+    part: MemoryHolder = MemoryHolder.both,
     say: Say | None = None,
 ) -> "LocalLearner":
     """The learner of a config: all weights or LoRA. `regime` is the sampler's, where it is proven; `model` is what it

@@ -10,7 +10,7 @@ from turnwise import extensions
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import choose, device_of, published_format
-from turnwise.engines.memory_plan import MemoryPlan, Part
+from turnwise.engines.memory_plan import MemoryHolder, MemoryPlan
 from turnwise.engines.open_in_process import (
     is_exact,
     is_exact_on_gpu,
@@ -47,7 +47,8 @@ async def open_with_process(
     chosen, clock = choose(config), None
     if chosen.on_gpu:
         clock = DeviceClock(torch.device(chosen.device))
-        opened = open_cuda(config, chosen, renderer, say, memory=memory, clock=clock, part=_part(memory, Part.sampler))
+        part = _part(memory, MemoryHolder.sampler)
+        opened = open_cuda(config, chosen, renderer, say, memory=memory, clock=clock, part=part)
     elif extensions.engine(config.engine.name).here:
         opened = open_cpu(config, chosen, renderer, say)
     else:
@@ -90,7 +91,7 @@ def open_hosted(
 
     device = torch.device(device_of(config.learner.device))
     with computing(threads, device):
-        renderer, part = make_renderer(config), _part(memory, Part.learner)
+        renderer, part = make_renderer(config), _part(memory, MemoryHolder.learner)
         learner = open_learner(config, renderer, parts, regime=regime, memory=memory, part=part, say=say)
     chosen = choose(config)
     if chosen.on_gpu:
@@ -98,6 +99,6 @@ def open_hosted(
     return HostedLearner(learner, is_exact(config, chosen, learner, regime))
 
 
-def _part(memory: MemoryPlan | None, part: Part) -> Part:
+def _part(memory: MemoryPlan | None, part: MemoryHolder) -> MemoryHolder:
     """Of a plan for two processes each has its part; another plan is that of one."""
-    return part if memory is not None and memory.apart else Part.both
+    return part if memory is not None and memory.apart else MemoryHolder.both

@@ -163,12 +163,12 @@ OURS = {
             "vllm": Engine(
                 "vLLM in this process; it gets the new weights after each step. Needs vLLM in Turnwise's environment.",
                 "turnwise.ext.vllm.opener:VllmHere",
-                reads=_ENGINES_OF_OTHERS,
+                reads=(*_ENGINES_OF_OTHERS, "servers.cache_at_update"),
             ),
             "vllm_server": Engine(
                 "vLLM servers: started here, in an environment of their own, or attached to.",
                 "turnwise.ext.vllm.opener:VllmServers",
-                reads=(*_SERVER, "engine.model", "servers.transfer"),
+                reads=(*_SERVER, "engine.model", "servers.transfer", "servers.cache_at_update"),
             ),
         },
         model_variables=("VLLM_MODEL_PATH",),

@@ -78,6 +78,14 @@ class Model:
     refuses: bool = False
     old: bool = False
     """Whether it does not tell what it loaded."""
+    tokens: bool = True
+    """Whether it has vLLM's route for tokens, and holds turns over an update."""
+    called_weights: str = "default"
+    """By vLLM itself; every token has the name of the weights that wrote it."""
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while it is paused."""
+    kept: list[str] = field(default_factory=list)
+    """What every pause said of the cache."""
     unscaled: bool = False
     """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
@@ -98,14 +106,20 @@ class Model:
             found += [token] * (left.pop(0) if token == MARKER and left else 1)
         return found
 
-    async def write(self, ids: list[int], limit: int, stop: list[int], weights: int) -> AsyncIterator[tuple[int, str]]:
-        """Tokens with how the turn ended, if it did."""
+    def __post_init__(self) -> None:
+        self.running.set()
+
+    async def write(
+        self, ids: list[int], limit: int, stop: list[int], weights: int | None = None
+    ) -> AsyncIterator[tuple[int, str]]:
+        """Tokens with how the turn ended, if it did; by these weights, or by those that it has at each token."""
         self.streams += 1
         try:
             ids = list(ids)
             for number in range(1, limit + 1):
                 await asyncio.sleep(self.pause)
-                ids.append(next_token(ids, weights))
+                await self.running.wait()
+                ids.append(next_token(ids, self.weights if weights is None else weights))
                 yield ids[-1], "stop" if ids[-1] in stop else "length" if number == limit else ""
                 if ids[-1] in stop:
                     return
@@ -120,6 +134,28 @@ class Model:
                     raise ConnectionResetError
                 yield spoiled if isinstance(spoiled, bytes) else b"data: " + json.dumps(spoiled).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
+
+    async def answer(self, request: Request, head: dict[str, Any], made: AsyncIterator[dict[str, Any]]) -> Response:
+        """All choices as one; writing ends with the connection."""
+
+        async def whole() -> Response:
+            all_of = [choice async for choice in made]
+            ids = [token for choice in all_of for token in choice["token_ids"]]
+            (kind,) = all_of[-1]["logprobs"]
+            chances = [one for choice in all_of for one in choice["logprobs"][kind]]
+            choice = all_of[-1] | {"token_ids": ids, "logprobs": {kind: chances}}
+            spoiled = self.spoil(head | {"choices": [choice]})
+            return Response(spoiled) if isinstance(spoiled, bytes) else Response(json.dumps(spoiled))
+
+        writing = asyncio.create_task(whole())
+        hung_up = asyncio.create_task(request.receive())
+        try:
+            await asyncio.wait({writing, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            return writing.result() if writing.done() else Response(status_code=500)
+        finally:
+            for task in (writing, hung_up):
+                task.cancel()
+            await asyncio.gather(writing, hung_up, return_exceptions=True)
 
     def called_by_name(self, method: str, given: dict[str, str]) -> Response:
         """A method of both workers."""
@@ -162,32 +198,54 @@ def transfer_routes(model: Model) -> list[Route]:
     return [Route(path, transfer, methods=["POST"]) for path in ways]
 
 
-def image_route(model: Model) -> Route:
-    """The one that takes token ids and images."""
+def token_route(model: Model) -> Route:
+    """The one that takes token ids, and images with them, and tells which weights wrote an answer."""
 
     async def tokens(request: Request) -> Response:
         body = await request.json()
+        if body["model"] not in {"policy", *model.adapters}:
+            return JSONResponse({"error": {"message": "no such model", "code": 404}}, 404)
         model.asked.append(body)
-        sampling, ids = body["sampling_params"], model.expanded(body["token_ids"], body["content_parts"])
+        sampling, ids = body["sampling_params"], model.expanded(body["token_ids"], body.get("content_parts", []))
         if ids is None:
             return JSONResponse({"error": {"message": "Cache miss for image at index 0", "code": 400}}, 400)
+        spans: list[dict[str, Any]] = []
+        adapter = model.adapters.get(body["model"])
 
-        async def made() -> AsyncIterator[dict[str, Any]]:
-            head = {"prompt_token_ids": ids}
-            written = model.write(ids, sampling["max_tokens"], sampling["stop_token_ids"], model.weights)
+        async def choices() -> AsyncIterator[dict[str, Any]]:
+            """One for each token; the last one has the spans."""
+            written = model.write(ids, sampling["max_tokens"], sampling["stop_token_ids"], adapter)
+            count = 0
             async with contextlib.aclosing(written) as found:  # type: ignore[type-var]
                 async for token, finish in found:
-                    chances = {"content": [{"token_id": token, "logprob": logprob(model.weights)}]}
-                    choice = {"token_ids": [token], "logprobs": chances, "finish_reason": finish or None}
-                    yield head | {"choices": [choice]}
-                    head = {}
+                    if not spans or spans[-1]["version"] != model.called_weights:
+                        spans.append({"version": model.called_weights, "start": count})
+                    count += 1
+                    spans[-1]["end"] = count
+                    content = [{"token_id": token, "logprob": logprob(model.weights if adapter is None else adapter)}]
+                    yield {
+                        "token_ids": [token], "logprobs": {"content": content}, "finish_reason": finish or None,
+                        "weight_versions": spans if finish else None,
+                    }  # fmt: skip
 
-        return StreamingResponse(model.events(made()), media_type="text/event-stream")
+        head = {"prompt_token_ids": ids if body.get("return_token_ids") else None}
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            first = head
+            async for choice in choices():
+                yield first | {"choices": [choice]}
+                first = {}
+
+        if body["stream"]:
+            return StreamingResponse(model.events(events()), media_type="text/event-stream")
+        return await model.answer(request, head, choices())
 
     return Route("/inference/v1/generate", tokens, methods=["POST"])
 
 
-def vllm_app(model: Model) -> Starlette:
+def completion_route(model: Model) -> Route:
+    """That of every vLLM."""
+
     async def completions(request: Request) -> Response:
         body = await request.json()
         model.asked.append(body)
@@ -197,21 +255,35 @@ def vllm_app(model: Model) -> Starlette:
         if max(body["prompt"]) >= VOCABULARY:
             return JSONResponse({"error": {"message": "out of vocabulary", "code": 400}}, 400)
 
-        async def made() -> AsyncIterator[dict[str, Any]]:
+        async def choices() -> AsyncIterator[dict[str, Any]]:
             tokens = model.write(body["prompt"], body["max_tokens"], body["stop_token_ids"], weights)
             async with contextlib.aclosing(tokens) as found:  # type: ignore[type-var]
                 async for token, finish in found:
-                    choice = {"token_ids": [token], "logprobs": {"token_logprobs": [logprob(weights)]}}
-                    yield {"choices": [{**choice, "finish_reason": finish or None}]}
+                    chances = {"token_logprobs": [logprob(weights)]}
+                    yield {"token_ids": [token], "logprobs": chances, "finish_reason": finish or None}
 
-        return StreamingResponse(model.events(made()), media_type="text/event-stream")
+        if not body["stream"]:
+            return await model.answer(request, {}, choices())
+        events = ({"choices": [choice]} async for choice in choices())
+        return StreamingResponse(model.events(events), media_type="text/event-stream")
 
+    return Route("/v1/completions", completions, methods=["POST"])
+
+
+def vllm_app(model: Model) -> Starlette:
     async def control(request: Request) -> Response:
         path = request.url.path
         model.called.append(path)
         body = json.loads(await request.body() or b"{}")
         if path == "/collective_rpc":
             return model.called_by_name(body["method"], body.get("kwargs", {}))
+        if path == "/pause" and request.query_params["mode"] == "keep":
+            model.running.clear()
+            model.kept.append(request.query_params["clear_cache"])
+        if path == "/resume":
+            model.running.set()
+        if path == "/update_weight_version":
+            model.called_weights = body["new_version"]
         if path == "/v1/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/v1/unload_lora_adapter":
@@ -228,7 +300,7 @@ def vllm_app(model: Model) -> Starlette:
                 "hf_config": f"Config {json.dumps(model.sizes)}\n",
                 "multimodal_config": {"mm_device_do_normalize": False, "mm_processor_kwargs": {"use_fast": False}},
             },
-            "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
+            "scheduler_config": {"max_num_seqs": 12}, "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
             "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip
         config |= {} if model.old else {"instance_id": model.instance}  # type: ignore[dict-item]
@@ -236,23 +308,21 @@ def vllm_app(model: Model) -> Starlette:
             config[section] = values and config[section] | values
         return JSONResponse({"vllm_config": config})
 
-    paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/reset_encoder_cache", "/sleep", "/wake_up",
+    paths = ("/collective_rpc", "/pause", "/resume", "/update_weight_version", "/reset_prefix_cache", "/reset_encoder_cache", "/sleep", "/wake_up",
              "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # fmt: skip
     return Starlette(routes=[
         Route("/get_world_size", lambda _: JSONResponse({"world_size": 2})),
         *transfer_routes(model),
         Route("/health", lambda _: Response(status_code=200)), Route("/v1/models", models), Route("/server_info", info),
-        Route("/v1/completions", completions, methods=["POST"]),
-        image_route(model),
+        completion_route(model),
+        Route("/weight_info", lambda _: JSONResponse({"weight_version": model.called_weights})),
+        *([token_route(model)] if model.tokens else []),
         *(Route(path, control, methods=["POST"]) for path in paths),
     ])  # fmt: skip
 
 
-def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
-    """`repeats`: every event has all tokens so far, as SGLang streams by default."""
-
-    def told() -> dict[str, str]:
-        return {} if model.old else {"weight_version": model.label or "default"}
+def generate_route(model: Model, told: Callable[[], dict[str, str]], *, repeats: bool) -> Route:
+    """SGLang's for tokens."""
 
     async def generate(request: Request) -> Response:
         body = await request.json()
@@ -264,20 +334,31 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
         if body.get("lora_path", "") not in {"", *model.adapters}:
             return JSONResponse({"error": {"message": "no such adapter"}}, 400)
         weights = model.adapters.get(body.get("lora_path", ""), model.weights)
+        every: list[Any] = []
 
         async def made() -> AsyncIterator[dict[str, Any]]:
-            every: list[Any] = []
             tokens = model.write(body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"], weights)
             async with contextlib.aclosing(tokens) as found:  # type: ignore[type-var]
                 async for token, finish in found:
                     every.append([logprob(weights), token, None])
                     meta = {
-                        "completion_tokens": len(every), "output_token_logprobs": every if repeats else every[-1:],
+                        "completion_tokens": len(every), "output_token_logprobs": every if repeats or not body["stream"] else every[-1:],
                         "finish_reason": {"type": finish} if finish else None,
                     }  # fmt: skip
                     yield {"text": "", "meta_info": meta | told()}
 
+        if not body["stream"]:
+            return JSONResponse(model.spoil([event async for event in made()][-1]))
         return StreamingResponse(model.events(made()), media_type="text/event-stream")
+
+    return Route("/generate", generate, methods=["POST"])
+
+
+def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
+    """`repeats`: every event has all tokens so far, as SGLang streams by default."""
+
+    def told() -> dict[str, str]:
+        return {} if model.old else {"weight_version": model.label or "default"}
 
     async def control(request: Request) -> Response:
         path, body = request.url.path, await request.json()
@@ -296,14 +377,20 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
         return JSONResponse({"success": True})
 
     async def info(request: Request) -> Response:
-        settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
+        settings = {
+            "context_length": CONTEXT,
+            "enable_memory_saver": True,
+            "enable_lora": True,
+            "max_running_requests": 12,
+        }
+        settings |= model.settings
         return JSONResponse({"model_path": model.path} | told() if "model" in request.url.path else settings)
 
     paths = ("/update_weights_from_disk", "/update_weight_version", "/load_lora_adapter", "/unload_lora_adapter",
              "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
     return Starlette(routes=[
         Route("/health", lambda _: Response(status_code=200)), Route("/get_model_info", info),
-        Route("/get_server_info", info), Route("/generate", generate, methods=["POST"]),
+        Route("/get_server_info", info), generate_route(model, told, repeats=repeats),
         *(Route(path, control, methods=["POST"]) for path in paths),
     ])  # fmt: skip
 

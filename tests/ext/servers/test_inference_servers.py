@@ -32,7 +32,9 @@ from turnwise.system.serving import serving_beside
 from turnwise.types import Completion, FinishReason, VersionRun
 
 TAKES = Capabilities(Logprobs.SCALED, frozenset({WeightsFolder, Adapter}), sleeps=True)
-KINDS = ("vllm", "sglang", "sglang, each token once")
+HELD = Capabilities(Logprobs.SCALED, frozenset({WeightsFolder}))
+"""Of an engine that can hold turns over an update: an adapter would belong to a turn, and sleep would cut it off."""
+KINDS = ("vllm", "vllm before 0.32", "vllm that holds turns", "sglang", "sglang, each token once")
 
 
 def decode(ids: Any) -> str:
@@ -44,15 +46,20 @@ def request(ids: list[int], *, name: str = "c", seed: int = 0, **params: Any) ->
     return Request(name, np.array(ids), sampling, NoiseKey(seed, 0, "s", 0))
 
 
-def client(kind: type[InferenceServer], where: ServerProcess | str, name: str = "server 0") -> InferenceServer:
-    return kind(name, where, vocabulary=VOCABULARY, decode=decode, capabilities=TAKES)
+def client(
+    kind: type[InferenceServer], where: ServerProcess | str, name: str = "server 0", takes: Capabilities = TAKES
+) -> InferenceServer:
+    return kind(name, where, vocabulary=VOCABULARY, decode=decode, capabilities=takes)
 
 
 @contextlib.asynccontextmanager
 async def opened(kind: str, model: Model) -> AsyncIterator[InferenceServer]:
-    app = vllm_app(model) if kind == "vllm" else sglang_app(model, repeats=kind == "sglang")
+    model.tokens = kind != "vllm before 0.32"
+    app = vllm_app(model) if kind.startswith("vllm") else sglang_app(model, repeats=kind == "sglang")
     async with serving_beside(app, "127.0.0.1") as port:
-        server = client(VllmServer if kind == "vllm" else SglangServer, f"http://127.0.0.1:{port}")
+        held = kind == "vllm that holds turns"
+        made = VllmServer if kind.startswith("vllm") else SglangServer
+        server = client(made, f"http://127.0.0.1:{port}", takes=HELD if held else TAKES)
         try:
             await server.start()
             yield server
@@ -111,12 +118,12 @@ def test_what_is_asked_for_is_said_in_full_and_the_seed_depends_on_the_noise_alo
         first, again, other = model.asked
         assert first == again and first["seed"] != other["seed"] and 0 <= first["seed"] < 2**63
         wanted = {
-            "prompt": [1, 2], "temperature": 0.7, "top_p": 0.9, "top_k": 3, "max_tokens": 2, "ignore_eos": True,
+            "prompt": [1, 2], "stream": True, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "max_tokens": 2, "ignore_eos": True,
             "repetition_penalty": 1.0, "return_token_ids": True, "cache_salt": "version 0",
         }  # fmt: skip
         assert {key: first[key] for key in wanted} == wanted
 
-    played("vllm", work)
+    played("vllm before 0.32", work)
 
     async def same(server: InferenceServer, model: Model) -> None:
         await server.generate(request([1, 2]))
@@ -126,8 +133,9 @@ def test_what_is_asked_for_is_said_in_full_and_the_seed_depends_on_the_noise_alo
     played("sglang", same)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("update", [WeightsFolder, Adapter])
+@pytest.mark.parametrize(
+    ("update", "kind"), [(WeightsFolder, kind) for kind in KINDS] + [(Adapter, kind) for kind in ("vllm", "sglang")]
+)
 def test_a_turn_goes_on_across_an_update_and_every_token_has_the_version_that_wrote_it(
     kind: str, update: type[WeightsFolder] | type[Adapter], tmp_path: Path
 ) -> None:
@@ -145,8 +153,75 @@ def test_a_turn_goes_on_across_an_update_and_every_token_has_the_version_that_wr
             assert len(found.token_ids) == 20 and [run.version for run in found.versions][-1] == 6
             _check_versions(found, start=1, weights={0: 0, 5: 2, 6: 4})
         assert model.streams == 0
+        held = kind == "vllm that holds turns"
+        assert (len(model.asked) == 4) == held and model.kept == (["true"] * 2 if held else [])
 
     played(kind, work, pause=0.01)
+
+
+def test_turns_that_are_held_keep_their_cache_or_make_it_anew_and_a_server_that_cannot_hold_them_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def work(server: InferenceServer, model: Model) -> None:
+        server.keeps = True
+        turn = asyncio.create_task(server.generate(request([1], max_tokens=20)))
+        await until(lambda: model.streams == 1)
+        await asyncio.sleep(0.05)
+        await server.publish(WeightsFolder(folder(tmp_path / "a", 2)), 5)
+        found = await turn
+        assert [run.version for run in found.versions] == [0, 5] and model.kept == ["false"]
+        _check_versions(found, start=1, weights={0: 0, 5: 2})
+        await server.generate(request([1], max_tokens=1))
+        # What the next turn reads must not be found under the salt of what was kept.
+        assert [body["cache_salt"] for body in model.asked] == ["version 0", "version 5"]
+        model.called_weights = "those of others"
+        with pytest.raises(EngineLost, match="calls them those of others: another server runs there"):
+            await server.generate(request([1], max_tokens=1))
+        model.spoil = lambda event: {"choices": [event["choices"][0] | {"weight_versions": None}]}
+        with pytest.raises(EngineError, match="does not tell which weights wrote a turn"):
+            await server.generate(request([1], max_tokens=1))
+
+    played("vllm that holds turns", work, pause=0.01)
+
+    async def refused(server: InferenceServer, _: Model) -> None:
+        server.keeps = True
+        with pytest.raises(EngineError, match=r"cache_at_update=keep.*0\.32 or newer, started with --enable-scale-out"):
+            await server.start()
+
+    played("vllm before 0.32", refused)
+
+
+def test_a_load_that_fails_under_turns_that_are_held_ends_them(tmp_path: Path) -> None:
+    async def work(server: InferenceServer, model: Model) -> None:
+        turn = asyncio.create_task(server.generate(request([1], max_tokens=50)))
+        await until(lambda: model.streams == 1)
+        with pytest.raises(EngineError, match="/collective_rpc answered 500"):
+            await server.publish(WeightsFolder(tmp_path / "missing"), 4)
+        with pytest.raises(EngineError, match="publishing version 4 failed"):
+            await turn
+        model.running.set()
+        await until(lambda: model.streams == 0)
+
+    played("vllm that holds turns", work, pause=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_no_update_comes_midway_a_turn_is_asked_for_in_one_answer(kind: str) -> None:
+    async def work(server: InferenceServer, model: Model) -> None:
+        server.midway = False
+        found = await server.generate(request([1], stop_ids=frozenset({5, 50})))
+        assert found.token_ids.tolist() == [2, 3, 4, 5] and found.finish_reason is FinishReason.STOP
+        assert found.logprobs.tolist() == [logprob(0)] * 4 and found.versions == (VersionRun(0, 4),)
+        assert [body["stream"] for body in model.asked] == [False]
+        turn = asyncio.create_task(server.generate(request([1], max_tokens=50)))
+        await until(lambda: model.streams == 1)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        if kind.startswith("vllm"):
+            await until(lambda: model.streams == 0)
+
+    played(kind, work, pause=0.02)
 
 
 def _check_versions(found: Completion, *, start: int, weights: dict[int, int]) -> None:
@@ -161,7 +236,8 @@ def _check_versions(found: Completion, *, start: int, weights: dict[int, int]) -
 def test_an_update_pauses_the_engine_clears_its_cache_and_other_updates_are_refused_untouched(tmp_path: Path) -> None:
     async def work(server: InferenceServer, model: Model) -> None:
         await server.publish(WeightsFolder(folder(tmp_path / "a", 1)), 1)
-        assert model.called == ["/pause", "/collective_rpc", "/resume", "/reset_prefix_cache"]
+        loaded = ["/pause", "/collective_rpc", "/update_weight_version", "/resume", "/reset_prefix_cache"]
+        assert model.called == loaded
         await server.publish(Adapter(folder(tmp_path / "b", 2)), 2)
         await server.publish(Adapter(folder(tmp_path / "c", 3)), 3)
         assert list(model.adapters.values()) == [3]  # the one before is unloaded
@@ -186,7 +262,7 @@ def test_an_update_pauses_the_engine_clears_its_cache_and_other_updates_are_refu
     played("sglang", refused)
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", ("vllm", "sglang"))
 def test_turns_wait_while_the_engine_sleeps_and_an_update_wakes_it(kind: str, tmp_path: Path) -> None:
     async def work(server: InferenceServer, model: Model) -> None:
         turn = asyncio.create_task(server.generate(request([1], max_tokens=20)))
@@ -219,7 +295,7 @@ def test_nobody_begins_to_write_between_the_end_of_a_sleep_and_an_update_that_fo
     played("vllm", work)
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", ("vllm", "vllm that holds turns", "sglang"))
 def test_a_cancelled_turn_is_stopped_at_the_server(kind: str) -> None:
     async def work(server: InferenceServer, model: Model) -> None:
         turn = asyncio.create_task(server.generate(request([1], max_tokens=50)))
@@ -276,15 +352,15 @@ BROKEN: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", ("vllm", "vllm before 0.32", "sglang"))
 def test_a_hostile_answer_ends_the_run_by_name_and_a_turn_that_broke_off_is_asked_for_again(kind: str) -> None:
     async def work(server: InferenceServer, model: Model) -> None:
-        for spoil, words in HOSTILE[kind]:
+        for spoil, words in HOSTILE[kind.split()[0]]:
             model.spoil = spoil
             with pytest.raises(EngineError, match=words) as caught:
                 await server.generate(request([1]))
             assert not isinstance(caught.value, EngineLost)
-        for spoil in BROKEN[kind]:
+        for spoil in BROKEN[kind.split()[0]]:
             model.spoil = spoil
             with pytest.raises(EngineLost):
                 await server.generate(request([1]))
@@ -344,7 +420,8 @@ def test_all_weights_go_by_the_engines_own_transfer_in_the_order_that_it_wants()
         await server.publish(update(2.0), 6)
         found = await turn
         _check_versions(found, start=1, weights={0: 0, 5: 2, 6: 4})
-        update_calls = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+        update_calls = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update",
+                        "/update_weight_version", "/resume"]  # fmt: skip
         first = [path for path in model.called if path != "/reset_prefix_cache"]
         assert first == [update_calls[0], "/init_weight_transfer_engine", *update_calls[1:], *update_calls]
         server.transfer.forget()

@@ -20,6 +20,8 @@ from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.ext.servers import gpus as server_gpus
 from turnwise.ext.servers import opener as servers_opener
 from turnwise.ext.servers.opener import GuestOpener
+from turnwise.ext.servers.replicas import Replicas
+from turnwise.ext.servers.streamed_sampler import StreamedSampler
 from turnwise.ext.sglang import opener as sglang_opener
 from turnwise.ext.vllm import opener as vllm_opener
 from turnwise.ext.vllm.opener import VllmServers, vllm_options
@@ -71,6 +73,8 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_vllm_is_told_what_the_config_says_and_the_users_own_words_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 0)
+    assert after(options(), "--max-num-seqs") == "128", "what is assumed for rollout.concurrency is what it is told"
+    assert after(options(), "--stream-interval") == "64"
     found = options("servers.options=[--max-model-len, '512']", "learner.lora_rank=9", "engine.max_batch=7")
     assert found[-2:] == ["--max-model-len", "512"]
     assert after(found, "--logprobs-mode") == "processed_logprobs" and after(found, "--generation-config") == "vllm"
@@ -220,6 +224,8 @@ def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:
         (("servers.transfer=nccl",), "servers.transfer=nccl: the learner is on the CPU"),
         (("servers.transfer=nccl", "learner.lora_rank=4"), "an adapter is small"),
         (("servers.transfer=nccl", "learner.processes=2"), "gathered through the CPU"),
+        (("servers.cache_at_update=keep", "learner.lora_rank=4"), "an adapter belongs to a turn"),
+        (("servers.cache_at_update=keep", "engine.sleep=true"), "engine.sleep=true frees the cache"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_before_anything_is_written(
@@ -243,6 +249,9 @@ def test_the_plan_says_who_writes_and_other_machines_find_weights_with_the_runs(
     assert opener_of(here).weights_folder(here) is None
     started = plan("engine=vllm_server", "servers.replicas=2")
     assert started.startswith("vllm_server, 2 started here by this interpreter, 512 episodes at once (rollout.con")
+    kept = plan("engine=vllm_server", "servers.cache_at_update=keep")
+    assert "turns across an update keep their cache: log-probs behind it are of both weights" in kept
+    assert "keep their cache" not in started
     assert plan("engine=vllm").startswith("vllm, in this process, ") and plan("engine=vllm").endswith("model tiny")
 
 
@@ -259,10 +268,35 @@ def test_servers_are_attached_to_by_address_and_closed_when_one_is_missing(monke
             assert answer is not None and answer.startswith("2 server(s) answer, with the model of model.path")
             opened = await open_sampler(config, make_renderer(config), said.append)
             assert opened.sampler.context_length == 64 and "takes a folder of weights" in said[-1]
+            assert "the servers decode 24 sequences together: 48 episodes at once" in said
+            assert choose(config).episodes == 48 and choose(configure("engine=vllm_server")).episodes == 256
             await opened.sampler.close()
             config.servers.addresses = [urls[0], "http://127.0.0.1:9"]
             with pytest.raises(EngineError, match="nothing that serves"):
                 await open_sampler(config, make_renderer(config), said.append)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("wanted", "clears"), [("keep", "false"), ("recompute", "true")])
+def test_what_becomes_of_the_cache_at_an_update_and_how_turns_are_asked_for_arrive_at_the_server(
+    wanted: str, clears: str, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").write_text("2")
+    model = Model(settings={"parallel_config": {"worker_extension_cls": "vllm_worker.WeightReader"}})
+
+    async def main() -> None:
+        async with serving_beside(vllm_app(model), "127.0.0.1") as port:
+            for lag, overrides in ((0, ()), (1, (f"servers.cache_at_update={wanted}",))):
+                given = (f"servers.addresses=['http://127.0.0.1:{port}']", f"training.max_lag={lag}", *overrides)
+                config = configure("engine=vllm_server", *given)
+                sampler = (await open_sampler(config, make_renderer(config), lambda text: None)).sampler
+                assert isinstance(sampler, Replicas)
+                replica = sampler._seats[0].replica
+                assert isinstance(replica, StreamedSampler) and replica.midway == bool(lag)
+                await sampler.publish(WeightsFolder(tmp_path), 1)
+                await sampler.close()
+        assert model.kept[-1] == clears and len(model.kept) == 2
 
     asyncio.run(main())
 

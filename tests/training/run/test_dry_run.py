@@ -47,7 +47,7 @@ def test_a_dry_run_prints_plan_memory_and_an_estimate_and_writes_nothing(tried: 
     for line in (
         "engine       torch",
         "algorithm    advantage grpo",
-        "memory       CPU memory, sampler: weights",
+        "CPU memory, sampler: weights",
         "learner: weights",
     ):
         assert line in said

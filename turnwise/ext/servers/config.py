@@ -17,6 +17,16 @@ class WeightTransfer(enum.Enum):
     """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/ext/vllm.md)."""
 
 
+class CacheAtUpdate(enum.Enum):
+    """What becomes of the keys and values of turns under way when new weights come."""
+
+    recompute = "recompute"
+    """They are computed again with the new weights: every log-prob is exactly that of the version recorded with it."""
+    keep = "keep"
+    """The turns go on with those of the old weights, at once. Of a turn across an update, the log-probs behind it are
+    of both weights; each token is recorded with the version that wrote it. Only vLLM 0.32 or newer can."""
+
+
 @dataclass
 class ServersConfig:
     """Inference servers of vLLM and SGLang (docs/ext/servers.md)."""
@@ -36,6 +46,9 @@ class ServersConfig:
     transfer: WeightTransfer = knob(WeightTransfer.files, only_engines(), was("engine.transfer"))
     """How all weights get into a server. Take `nccl` where learner and servers have GPUs of their own and files take
     too long; it keeps a second copy of the weights on the learner's GPU."""
+    cache_at_update: CacheAtUpdate = knob(CacheAtUpdate.recompute, only_engines())
+    """What becomes of the keys and values of turns under way when new weights come (training.max_lag above 0). Set
+    `keep` where turns are so long that computing them again at each update takes too long."""
     python: str | None = knob(None, only_engines(), reaches("code"), was("engine.python"))
     """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
     it to keep their packages in an environment of their own."""

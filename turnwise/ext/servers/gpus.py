@@ -16,7 +16,10 @@ _DATA = ("--data-parallel-size", "-dp", "--dp", "--dp-size")
 _DATA_HERE = ("--data-parallel-size-local", "-dpl")
 """Of the copies those on this machine, where the others are elsewhere."""
 BATCH, LARGE_BATCH, LARGE_GPU = 256, 1024, 70 * 2**30
-"""Sequences that vLLM decodes together where nobody says how many: on any GPU, and on one with so many bytes."""
+"""Sequences that a server decodes together where nobody says how many: on any GPU, and on one with so many bytes. Those
+that are started here are told so."""
+_told: dict[str, int] = {}
+"""By the address of a server that others started: how many it said that it decodes together."""
 
 
 def gpus_of_a_server(options: list[str], copies_variable: str | None = None, copies_inside: str | None = None) -> int:
@@ -89,6 +92,17 @@ def sequences_of_a_copy(engine: EngineConfig, servers: ServersConfig, gpus: tupl
     if not gpus and not servers.addresses:
         return EPISODES // 2
     return LARGE_BATCH if gpus and min(gpu.memory for gpu in gpus) >= LARGE_GPU else BATCH
+
+
+def remember_sequences(address: str, sequences: int) -> None:
+    """What a server said when it was opened; before, as many are assumed as where nobody says."""
+    _told[address] = sequences
+
+
+def sequences_of_attached(addresses: Sequence[str]) -> int | None:
+    """All that these decode together; None while one of them has not said."""
+    told = [_told.get(address) for address in addresses]
+    return sum(count for count in told if count) if told and all(told) else None
 
 
 def named_options(options: list[str]) -> Iterator[tuple[str, str]]:

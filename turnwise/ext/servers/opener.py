@@ -9,13 +9,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import httpx
 
 from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
-from turnwise.config import ONE_MACHINE, Config, EngineConfig
+from turnwise.config import ONE_MACHINE, Config
 from turnwise.config.sections import section
 from turnwise.engines.devices import Gpu, VisibleGpus, choose, rank_devices, reservations, visible_gpus
 from turnwise.engines.model.huggingface_folder import read_raw_config
@@ -27,15 +27,17 @@ from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.servers.client import ServerClient, server_address
-from turnwise.ext.servers.config import ServersConfig
+from turnwise.ext.servers.config import CacheAtUpdate, ServersConfig
 from turnwise.ext.servers.gpus import (
     copies_of_a_server,
     devices_of,
     gpus_of_a_server,
-    named_options,
+    remember_sequences,
     sequences_of_a_copy,
+    sequences_of_attached,
 )
 from turnwise.ext.servers.inference_server import InferenceServer
+from turnwise.ext.servers.option_checks import API_KEY_ENV, refuse_idle, refuse_options
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replica, Replicas
 from turnwise.ext.servers.same_model import Sizes, sizes_of
@@ -46,13 +48,8 @@ from turnwise.system.concurrency import gather_all
 from turnwise.system.folders import OwnFolder
 from turnwise.system.resources import raise_descriptors
 
-API_KEY_ENV = "TURNWISE_ENGINE_KEY"
-"""The environment variable that holds the key of servers that want one."""
 CHECK_SECONDS = 20.0
-_OURS = (
-    "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
-)  # fmt: skip
-_SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
+T = TypeVar("T", bound=StreamedSampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,22 @@ class GuestOpener(Opener):
     def replicas(self, config: Config, setup: ReplicaSetup, say: Say) -> Sequence[StreamedSampler]:
         """The replicas, none of them started yet."""
 
+    def _told(self, config: Config, replicas: Sequence[T]) -> Sequence[T]:
+        """The replicas, which know what updates will find under way, and what is to become of it."""
+        for replica in replicas:
+            replica.midway = config.training.max_lag > 0
+            replica.keeps = section(config, ServersConfig).cache_at_update is CacheAtUpdate.keep
+        return replicas
+
+    def _count(self, config: Config, replicas: Sequence[StreamedSampler], say: Say) -> None:
+        """Of servers that others started: as many episodes are played at once as they have room for."""
+        addresses = section(config, ServersConfig).addresses
+        for address, replica in zip(addresses, replicas, strict=False):
+            if replica.sequences:
+                remember_sequences(address, replica.sequences)
+        if (told := sequences_of_attached(addresses)) is not None:
+            say(f"the servers decode {told:,} sequences together: {choose(config).episodes:,} episodes at once")
+
     def check_started(self, replica: StreamedSampler, config: Config) -> None:
         """EngineError for what only shows once a replica runs."""
 
@@ -101,12 +114,15 @@ class GuestOpener(Opener):
         source, images = model_source(config), await self.image_processor(config, renderer, say)
         vocabulary, decode = vocabulary_of(source, renderer.tokenizer.vocab_size), renderer.tokenizer.decode
         setup = ReplicaSetup(source, self.capabilities(config), vocabulary, decode, sees=images is not None)
-        replicas = self.replicas(config, setup, say)
+        replicas = self._told(config, self.replicas(config, setup, say))
         try:
             await gather_all(replica.start() for replica in replicas)
             for replica in replicas:
                 self.check_started(replica, config)
+            self._count(config, replicas, say)
             if images is not None:
+                if any(replica.keeps for replica in replicas):
+                    raise ConfigError("servers.cache_at_update=keep: turns with images are cut off at an update")
                 await _try_images(replicas, images, say)
             sampler = Replicas(list[Replica](replicas), say)
         except BaseException:
@@ -136,13 +152,15 @@ class GuestOpener(Opener):
             raise ConfigError(
                 f"engine={config.engine.name} reads a Hugging Face folder, and model.path={config.model.path} is none"
             )
-        _refuse_options(section(config, ServersConfig))
+        refuse_options(section(config, ServersConfig))
         self.devices(config)
 
     def describe(self, config: Config) -> str:
         """Who writes, how many episodes at once, and with which model."""
         at_once = f"{choose(config).episodes:,} episodes at once"
-        return f"{self.describe_servers(config)}, {at_once} (rollout.concurrency), model {config.model.path}"
+        keeps = section(config, ServersConfig).cache_at_update is CacheAtUpdate.keep
+        kept = ", turns across an update keep their cache: log-probs behind it are of both weights" if keeps else ""
+        return f"{self.describe_servers(config)}, {at_once} (rollout.concurrency), model {config.model.path}{kept}"
 
     def describe_servers(self, config: Config) -> str:
         """Where its replicas are: `vllm, in this process`."""
@@ -179,9 +197,11 @@ class GuestOpener(Opener):
         return devices_of(self.count(config), self.gpus_each(config))
 
     def sequences(self, config: Config, gpus: tuple[Gpu, ...]) -> int | None:
-        """All that its replicas decode together: as they are told, else as vLLM does by itself."""
+        """All that its replicas decode together: as they are told, or as those that others started have said."""
         samplers = 1 if (there := reservations(config)) is None else there.samplers
         servers = section(config, ServersConfig)
+        if (told := sequences_of_attached(servers.addresses)) is not None:
+            return told * samplers
         copies = copies_of_a_server(servers.options, self.copies_variable, self.copies_inside)
         return sequences_of_a_copy(config.engine, servers, gpus) * copies * self.count(config) * samplers
 
@@ -297,7 +317,7 @@ class ServersOpener(GuestOpener):
         """What a run would refuse of servers that run, another model among it; they are given nothing."""
         source = model_source(config)
         setup = ReplicaSetup(source, self.capabilities(config), vocabulary_of(source, 1), lambda ids: "")
-        for server in self.replicas(config, setup, lambda text: None):
+        for server in self._told(config, self.replicas(config, setup, lambda text: None)):
             try:
                 await server.start()
             except EngineError as error:
@@ -315,7 +335,7 @@ class ServersOpener(GuestOpener):
         addresses = [server_address(url) for url in servers.addresses]
         if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
             raise ConfigError(f"servers.addresses names a server twice: {', '.join(addresses)}")
-        _refuse_idle(config.engine, servers)
+        refuse_idle(config.engine, servers)
         if servers.python is not None and shutil.which(os.path.expanduser(servers.python)) is None:
             raise ConfigError(f"servers.python={servers.python}: there is no such program")
         super().check_settings(config)
@@ -359,32 +379,3 @@ async def _try_images(replicas: Sequence[StreamedSampler], images: ImageProcesso
         say(f"the engine reads text only: {problems[0]}")
         for replica in replicas:  # a conversation may come to any of them
             replica.capabilities = replace(replica.capabilities, media=False)
-
-
-def _refuse_idle(engine: EngineConfig, servers: ServersConfig) -> None:
-    """What says how servers are started has no effect on those that run, nor a name of theirs on those we start."""
-    started = {"servers.python": servers.python, "servers.options": servers.options}
-    for name, value in started.items() if servers.addresses else ():
-        if value:
-            raise ConfigError(
-                f"{name}={value} is for servers that Turnwise starts, but servers.addresses names running ones"
-            )
-    if engine.model is not None and not servers.addresses:
-        raise ConfigError(
-            f"engine.model={engine.model} chooses a model of running servers, but servers.addresses is empty"
-        )
-
-
-def _refuse_options(servers: ServersConfig) -> None:
-    """What decides who is asked for what, and secrets: a command line is kept in the run's folder and in the server's
-    log, and every process of the machine sees it."""
-    for option, _ in named_options(servers.options):
-        if option.replace("_", "-") in _OURS:
-            raise ConfigError(
-                f"servers.options: {option} is set by Turnwise; with another value tokens or log-probs would be wrong"
-            )
-        if option.replace("_", "-") in _SECRETS:
-            raise ConfigError(
-                f"servers.options: {option} would be kept in the run's folder and be seen by every process of "
-                f"this machine; put a key of the servers into {API_KEY_ENV}, one of the Hugging Face hub into HF_TOKEN"
-            )

@@ -33,6 +33,8 @@ class StreamPiece(NamedTuple):
     ids: Sequence[int]
     logprobs: Sequence[float]
     finish: FinishReason | None
+    versions: Sequence[tuple[int, int]] = ()
+    """Of an engine that tells them: which version wrote from which token of this answer on, in order."""
 
 
 class StreamRequest(NamedTuple):
@@ -52,15 +54,22 @@ class StreamRequest(NamedTuple):
 class StreamedSampler(ABC):
     """Implements the Sampler protocol; a subclass says how to stream, to load weights and to sleep.
 
-    An update cuts every turn off: what has come of it is kept, under the version that wrote it, and what the engine
-    wrote beyond that is dropped. When the update is done the turn goes on from its tokens, with the new weights and
-    nothing cached of the old ones. So no token can be of another version than it is recorded with.
+    An engine that can holds its turns over an update and tells which version wrote which of their tokens (`_holds`).
+    Any other is cut off: what has come of a turn is kept, under the version that wrote it, and what the engine wrote
+    beyond that is dropped. When the update is done the turn goes on from its tokens, with the new weights and nothing
+    cached of the old ones. So no token can be of another version than it is recorded with.
     """
 
     version: int = 0
     """Which weights write."""
     problem: str = ""
     """Why it was not healthy, where more is known than silence."""
+    sequences: int | None = None
+    """How many it decodes together, of one that was asked."""
+    midway: bool = True
+    """Whether updates may come in the middle of turns: if not, an engine is asked for a whole turn in one answer."""
+    keeps: bool = False
+    """Whether turns that it holds over an update go on with the keys and values of the old weights."""
 
     def __init__(
         self, name: str, *, context_length: int, vocabulary: int, decode: DecodeText, capabilities: Capabilities
@@ -100,7 +109,12 @@ class StreamedSampler(ABC):
 
     @abstractmethod
     async def _load(self, update: Update, version: int) -> None:
-        """Take these weights, and forget what was computed with others; no turn is under way."""
+        """Take these weights, and forget what was computed with others; no turn is under way but those it holds."""
+
+    @property
+    def _holds(self) -> bool:
+        """Whether it holds turns over an update by itself, and its pieces tell their versions."""
+        return False
 
     @abstractmethod
     async def _lie_down(self) -> None:
@@ -159,7 +173,8 @@ class StreamedSampler(ABC):
 
     async def _vouched(self, reading: "asyncio.Task[FinishReason]") -> FinishReason:
         """How a turn ended that an engine with the right weights wrote; another one may refuse it too."""
-        if not isinstance(reading.exception(), EngineLost):
+        error = reading.exception()
+        if not isinstance(error, EngineLost) and (error is not None or not self._holds):
             await self._vouch()
         return reading.result()
 
@@ -172,13 +187,16 @@ class StreamedSampler(ABC):
             accepted = " and ".join(sorted(kind.__name__ for kind in self.capabilities.updates)) or "no weights"
             raise EngineError(f"the {self.name} takes {accepted}, not {type(update).__name__}")
         async with self._changing:
-            await self._cut()
+            self._open.clear()
             try:
+                if not self._holds:
+                    await self._cut()
                 await self._vouch()  # for what turns under way have written with the weights before these
                 await self._take_memory()
                 await self._load(update, version)
             except BaseException as error:  # half of the weights may be new: nobody writes with them
                 self._failed = _ending(f"publishing version {version} failed: {error}", error)
+                await self._cut()
                 self._open.set()
                 raise
             self.version, self._failed = version, None
@@ -253,19 +271,34 @@ class StreamedSampler(ABC):
         draw = StreamRequest(
             turn.sequence(), request.params, turn.limit - written, seed, request.conversation, request.media
         )
-        async with aclosing(self._shown(draw) if draw.media else self._stream(draw)) as pieces:
-            async for piece in pieces:
-                self._check(piece, turn.limit - len(turn.ids))
-                for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
-                    turn.ids.append(token)
-                    turn.logprobs.append(logprob)
-                    if turn.stops(token, self._decode):
-                        return FinishReason.STOP
-                if piece.finish is not None:
-                    return piece.finish
-                if len(turn.ids) == turn.limit:
-                    return FinishReason.LENGTH
-        raise EngineLost(f"{self.name} ended its answer without saying why")
+        ended: FinishReason | None = None
+        try:
+            async with aclosing(self._shown(draw) if draw.media else self._stream(draw)) as pieces:
+                async for piece in pieces:  # to the end of its answer, so that its connection serves again
+                    if ended is not None:
+                        continue
+                    self._check(piece, turn.limit - len(turn.ids))
+                    ended = self._take(turn, piece)
+                    for version, start in piece.versions:
+                        if written + start < len(turn.ids):
+                            turn.writers.hand_over(version, written + start)
+                    if ended is not None and piece.finish is None:
+                        return ended  # it would write on
+        except asyncio.CancelledError:
+            if ended is None:  # else the turn is written, and only the end of its answer is missing
+                raise
+        if ended is None:
+            raise EngineLost(f"{self.name} ended its answer without saying why")
+        return ended
+
+    def _take(self, turn: RunningRequest, piece: StreamPiece) -> FinishReason | None:
+        """Add what came to the turn; how it ended, if it did."""
+        for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
+            turn.ids.append(token)
+            turn.logprobs.append(logprob)
+            if turn.stops(token, self._decode):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if piece.finish is None and len(turn.ids) == turn.limit else piece.finish
 
     async def _shown(self, draw: StreamRequest) -> AsyncGenerator[StreamPiece, None]:
         """A turn with images. One that the engine was sent is named then, and sent again if it has it no more."""

@@ -8,12 +8,13 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.sections import section
-from turnwise.engines.devices import choose, visible_gpus
+from turnwise.engines.devices import choose, gpus_for_sampler, visible_gpus
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opener import Say
 from turnwise.engines.weight_updates import Adapter, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 from turnwise.ext.servers.config import ServersConfig
+from turnwise.ext.servers.gpus import sequences_of_a_copy
 from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.ext.servers.opener import ReplicaSetup, ServersOpener
 from turnwise.ext.servers.process import ServerProcess
@@ -56,6 +57,8 @@ class SglangServer(InferenceServer):
         self.context_length, self._adapter = min(limits), None
         if self._process is None:
             self._check_attached(settings)
+            most = settings.get("max_running_requests")
+            self.sequences = most if type(most) is int else None
             refuse_other(self.name, self._sizes, await asyncio.to_thread(_sizes_of, info))
         self.unscaled = await self._leaves_temperature_out()
 
@@ -110,10 +113,13 @@ class SglangServer(InferenceServer):
             "input_ids": draw.token_ids.tolist(),
             "sampling_params": sampling,
             "return_logprob": True,
-            "stream": True,
+            "stream": self.midway,
         }
         if self._adapter is not None:
             body["lora_path"] = self._adapter
+        if not self.midway:
+            yield self._piece(await self._server.write("/generate", body), 0)
+            return
         count = 0
         async for event in self._server.stream("/generate", body):
             piece = self._piece(event, count)
@@ -235,7 +241,8 @@ def sglang_options(config: Config, source: ModelSource) -> list[str]:
     ]  # fmt: skip
     options += ["--mem-fraction-static", str(engine.memory_fraction)] if gpu else ["--device", "cpu"]
     options += ["--trust-remote-code"] if config.model.trust_remote_code else []
-    options += ["--max-running-requests", str(engine.max_batch)] if engine.max_batch else []
+    at_once = sequences_of_a_copy(engine, section(config, ServersConfig), gpus_for_sampler(config).gpus)
+    options += ["--max-running-requests", str(at_once)]
     options += ["--enable-memory-saver"] if engine.sleep and gpu else []
     if rank := config.learner.lora_rank:
         options += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", "all"]

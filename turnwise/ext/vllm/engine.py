@@ -16,6 +16,7 @@ from turnwise.errors import ConfigError, EngineError, EngineLost, one_line
 from turnwise.ext.servers.images import check_prompt
 from turnwise.ext.servers.inference_server import FINISH
 from turnwise.ext.servers.streamed_sampler import StreamedSampler, StreamPiece, StreamRequest
+from turnwise.ext.vllm.weight_labels import WeightLabels
 
 EXTENSION = "turnwise.ext.vllm.worker.WeightReader"
 
@@ -34,6 +35,16 @@ class VllmEngine(StreamedSampler):
         self._llm: Any = None
         self._lora: Any = None
         self._numbers = itertools.count(1)
+        self._labels: WeightLabels | None = None
+        """Of a vLLM that tells which weights wrote a turn."""
+
+    @property
+    def _holds(self) -> bool:
+        """An adapter belongs to a request, images to its cache of features, and sleep frees the cache: turns across an
+        update are cut off there."""
+        asleep_midway = self.capabilities.sleeps and self.midway
+        cut = Adapter in self.capabilities.updates or self.capabilities.media or asleep_midway
+        return self._labels is not None and not cut
 
     async def start(self) -> None:
         """Load the model; then `context_length` is known."""
@@ -47,6 +58,11 @@ class VllmEngine(StreamedSampler):
         self._sent.forget()
         ours = (os.getpid(), socket.gethostname())
         await self._order(self._llm.collective_rpc("turnwise_end_with", args=ours))
+        if hasattr(self._llm, "update_weight_version"):  # not before 0.32
+            self._labels = WeightLabels(self.name)
+            self._labels.begin(await self._llm.get_weight_version())
+        if self.keeps and not self._holds:
+            raise EngineError("servers.cache_at_update=keep takes vLLM 0.32 or newer, which holds turns over an update")
 
     async def healthy(self) -> bool:
         """Whether its processes are there."""
@@ -65,29 +81,44 @@ class VllmEngine(StreamedSampler):
             max_tokens=draw.limit, temperature=params.temperature, top_p=params.top_p, top_k=params.top_k,
             seed=draw.seed, stop=list(params.stop_strings), stop_token_ids=sorted(params.stop_ids), ignore_eos=True,
             include_stop_str_in_output=True, skip_special_tokens=False, detokenize=bool(params.stop_strings),
-            logprobs=0, output_kind=kinds.RequestOutputKind.DELTA,
+            logprobs=0, flat_logprobs=True, output_kind=self._output_kind(kinds),
         )  # fmt: skip
-        prompt: dict[str, Any] = {"prompt_token_ids": self._marked(draw), "cache_salt": f"version {self.version}"}
+        # What was computed with other weights is forgotten while turns are held, or kept for them alone by the salt.
+        salt = "ours" if self._holds and not self.keeps else f"version {self.version}"
+        prompt: dict[str, Any] = {"prompt_token_ids": self._marked(draw), "cache_salt": salt}
         if draw.media:
             prompt["multi_modal_data"] = {"image": await asyncio.to_thread(_pictures, draw)}
             prompt["multi_modal_uuids"] = {"image": [span.media.digest for span in draw.media]}
-        name = f"turn {next(self._numbers)}"
+        name, asked = f"turn {next(self._numbers)}", self.version
         try:
             async for output in self._llm.generate(prompt, sampling, name, lora_request=self._lora):
                 if draw.media:
                     check_prompt(self.name, output.prompt_token_ids, draw.token_ids)
-                yield self._piece(output.outputs[0])
+                yield self._piece(output.outputs[0], asked)
         except import_module("vllm.v1.engine.exceptions").EngineDeadError as error:
             raise EngineLost(f"vLLM's engine died: {one_line(error)}") from error
         except ValueError as error:  # a request that it refuses
             raise EngineError(f"vLLM refuses a turn: {one_line(error)[:300]}") from error
 
-    def _piece(self, output: Any) -> StreamPiece:
-        ids = list(output.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(ids, output.logprobs or (), strict=True)]
+    def _output_kind(self, kinds: Any) -> Any:
+        """The whole turn at once, unless an update may cut it off."""
+        kind = kinds.RequestOutputKind
+        return kind.FINAL_ONLY if self._holds or not self.midway else kind.DELTA
+
+    def _piece(self, output: Any, asked: int) -> StreamPiece:
+        ids, chances = list(output.token_ids), output.logprobs
+        try:  # the drawn token comes first of those that a place tells of
+            logprobs = [chances.logprobs[start] for start in chances.start_indices] if ids else []
+        except (AttributeError, IndexError) as error:
+            raise EngineError(f"vLLM answered without log-probs: {str(chances)[:300]}") from error
         if output.finish_reason is not None and output.finish_reason not in FINISH:
             raise EngineLost(f"vLLM ended a turn by {output.finish_reason!r}")
-        return StreamPiece(ids, logprobs, FINISH.get(output.finish_reason) if output.finish_reason else None)
+        versions: list[tuple[int, int]] = []
+        if self._holds and self._labels is not None and ids:
+            spans = output.weight_versions
+            told = None if spans is None else [(span.version, span.start) for span in spans]
+            versions = self._labels.versions(told, asked)
+        return StreamPiece(ids, logprobs, FINISH.get(output.finish_reason) if output.finish_reason else None, versions)
 
     async def _load(self, update: Update, version: int) -> None:
         if isinstance(update, Adapter):
@@ -96,11 +127,16 @@ class VllmEngine(StreamedSampler):
             await self._order(self._llm.add_lora(adapter))
             await self._take_off(adapter)
         elif isinstance(update, WeightsFolder):
-            await self._order(self._llm.pause_generation(mode="abort"))
+            held = {"mode": "keep", "clear_cache": not self.keeps} if self._holds else {"mode": "abort"}
+            await self._order(self._llm.pause_generation(**held))
             await self._order(self._llm.collective_rpc("turnwise_load", args=(str(update.folder.resolve()),)))
+            if self._holds and self._labels is not None:
+                await self._order(self._llm.update_weight_version(f"version {version}"))
+                self._labels.add(f"version {version}", version)
             await self._order(self._llm.resume_generation())
             await self._take_off(None)
-        await self._order(self._llm.reset_prefix_cache())
+        if not self._holds:
+            await self._order(self._llm.reset_prefix_cache())
         if self.capabilities.media:
             await self._order(self._llm.reset_encoder_cache())
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from turnwise.chat.images.processor import ImageProcessor
 from turnwise.chat.renderer import Renderer
 from turnwise.config import ONE_MACHINE, Config
 from turnwise.config.sections import section
-from turnwise.engines.devices import choose, visible_gpus
+from turnwise.engines.devices import choose, gpus_for_sampler, visible_gpus
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opener import Say
 from turnwise.engines.weight_updates import FullWeights, Update
 from turnwise.errors import ConfigError
-from turnwise.ext.servers.config import ServersConfig, WeightTransfer
+from turnwise.ext.servers.config import CacheAtUpdate, ServersConfig, WeightTransfer
+from turnwise.ext.servers.gpus import sequences_of_a_copy
 from turnwise.ext.servers.inference_server import InferenceServer
-from turnwise.ext.servers.opener import API_KEY_ENV, GuestOpener, ReplicaSetup, ServersOpener
+from turnwise.ext.servers.opener import GuestOpener, ReplicaSetup, ServersOpener
+from turnwise.ext.servers.option_checks import API_KEY_ENV
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.same_model import Sizes
 from turnwise.ext.servers.streamed_sampler import StreamedSampler
@@ -34,6 +37,19 @@ CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPAC
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 """On a CPU vLLM dies of a request with a seed whose prompt it reads in parts: its generators have no offset there."""
 COPIES = "VLLM_DP_SIZE"
+STREAM_INTERVAL = 64
+"""Tokens that come together where a turn is streamed: a piece costs as much as many tokens, and an update that cuts a
+turn off loses half of one."""
+
+
+def refuse_keep(config: Config) -> None:
+    """ConfigError where turns cannot be held over an update, whichever vLLM runs."""
+    if section(config, ServersConfig).cache_at_update is not CacheAtUpdate.keep:
+        return
+    why = "an adapter belongs to a turn from its start (learner.lora_rank)" if config.learner.lora_rank else ""
+    why = why or ("engine.sleep=true frees the cache" if config.engine.sleep else "")
+    if why:
+        raise ConfigError(f"servers.cache_at_update=keep: {why}; leave it at recompute")
 
 
 class VllmHere(GuestOpener):
@@ -54,6 +70,11 @@ class VllmHere(GuestOpener):
         options = vllm_options(config, setup.source, sees=setup.sees)
         return [VllmEngine(options, vocabulary=setup.vocabulary, decode=setup.decode, capabilities=setup.capabilities)]
 
+    def check_settings(self, config: Config) -> None:
+        """Also whether turns can be held over an update, where that is wanted."""
+        super().check_settings(config)
+        refuse_keep(config)
+
     async def image_processor(self, config: Config, renderer: Renderer, say: Say) -> ImageProcessor | None:
         """The model's own, where this vLLM takes images with token ids."""
         return await _image_processor(renderer, self.python(config), say)
@@ -73,7 +94,7 @@ class VllmServers(ServersOpener):
         code.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(worker.__file__, code / "vllm_worker.py")
         extension = ["--worker-extension-cls", "vllm_worker.WeightReader"]
-        route = ["--enable-scale-out"] if setup.sees else []  # that takes token ids and images
+        route = ["--enable-scale-out"] if has_route_for_tokens(self.python(config)) else []
         nccl = OPTIONS if _by_nccl(config) else []
         options = [*extension, *route, *nccl, *vllm_options(config, setup.source, sees=setup.sees)]
         path = os.pathsep.join([str(code.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -115,6 +136,7 @@ class VllmServers(ServersOpener):
     def check_settings(self, config: Config) -> None:
         """NCCL goes from the learner's GPU to others; what has no such way is refused."""
         super().check_settings(config)
+        refuse_keep(config)
         if not _by_nccl(config):
             return
         why, devices = "", self.devices(config)
@@ -142,21 +164,20 @@ def _by_nccl(config: Config) -> bool:
 
 
 async def _image_processor(renderer: Renderer, python: str, say: Say) -> ImageProcessor | None:
-    if renderer.images is not None and not await _reads_images(python):
+    if renderer.images is not None and not await asyncio.to_thread(has_route_for_tokens, python):
         say("the engine reads text only: its vLLM has no route for token ids with images, as 0.32 has")
         return None
     return renderer.images
 
 
-async def _reads_images(python: str) -> bool:
+def has_route_for_tokens(python: str) -> bool:
     """Whether the vLLM of an interpreter is new enough; nothing of it is imported."""
     seek = (
         "import importlib.util, pathlib, sys; spec = importlib.util.find_spec('vllm'); "
         "files = pathlib.Path(spec.origin).parent.glob('entrypoints/**/cli_args.py') if spec else (); "
         "sys.exit(not any('enable_scale_out' in file.read_text() for file in files))"
     )
-    process = await asyncio.create_subprocess_exec(python, "-c", seek, stdin=asyncio.subprocess.DEVNULL)
-    return await process.wait() == 0
+    return subprocess.run([python, "-c", seek], stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def vllm_options(config: Config, source: ModelSource, *, sees: bool = False) -> list[str]:
@@ -165,15 +186,18 @@ def vllm_options(config: Config, source: ModelSource, *, sees: bool = False) -> 
     options = [
         "--model", str(source.folder.resolve()), "--dtype", choose(config).precision.value, "--seed", str(config.seed),
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
+        "--disable-log-stats",  # counted for every step and request, and written where nobody looks
     ]  # fmt: skip
     options += ["--gpu-memory-utilization", str(engine.memory_fraction)] if gpu else CPU_OPTIONS
     options += ["--trust-remote-code"] if config.model.trust_remote_code else []
     options += AS_WE_SEE if sees else []
-    options += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
+    servers = section(config, ServersConfig)
+    options += ["--max-num-seqs", str(sequences_of_a_copy(engine, servers, gpus_for_sampler(config).gpus))]
+    options += ["--stream-interval", str(STREAM_INTERVAL)]
     options += ["--enable-sleep-mode"] if engine.sleep and gpu else []
     if rank := config.learner.lora_rank:
         room = next((size for size in LORA_RANKS if size >= rank), None)
         if room is None:
             raise ConfigError(f"learner.lora_rank={rank}: vLLM takes adapters of rank {LORA_RANKS[-1]} at most")
         options += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2"]
-    return [*options, *section(config, ServersConfig).options]
+    return [*options, *servers.options]

@@ -5,7 +5,8 @@ import asyncio
 import base64
 import itertools
 import shlex
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
@@ -16,13 +17,15 @@ from turnwise.ext.servers.inference_server import ASK_SECONDS, FINISH, Inference
 from turnwise.ext.servers.same_model import refuse_other, sizes_of
 from turnwise.ext.servers.streamed_sampler import StreamPiece, StreamRequest
 from turnwise.ext.vllm.nccl_transfer import OPTIONS, Transfer
+from turnwise.ext.vllm.weight_labels import WeightLabels
 from turnwise.ledger import Media
 from turnwise.system.image_bytes import media_type
 
 MARKED = "turnwise_marked"
 """The method of its workers that names the weights they loaded last."""
-WITH_IMAGES = "/inference/v1/generate"
-"""The only route that takes token ids and images, and tells which tokens it made of them."""
+TOKENS = "/inference/v1/generate"
+"""Of vLLM 0.32 or newer: the only route that takes token ids and images, tells which tokens it made of them, and which
+weights wrote an answer; it makes no text of tokens."""
 
 
 AS_WE_SEE = ["--mm-processor-kwargs", '{"use_fast": false}', "--no-mm-device-do-normalize"]
@@ -41,6 +44,17 @@ class VllmServer(InferenceServer):
     """By which all weights come without files, where that was asked for."""
     _adapter: str | None = None
     _numbers = itertools.count()
+    _tokens = False
+    """Whether it has the route for tokens."""
+    _labels: WeightLabels
+
+    @property
+    def _holds(self) -> bool:
+        """An adapter belongs to a request, images to its cache of features, and sleep frees the cache: turns across an
+        update are cut off there."""
+        asleep_midway = self.capabilities.sleeps and self.midway
+        cut = Adapter in self.capabilities.updates or self.capabilities.media or asleep_midway
+        return self._tokens and not cut
 
     async def _inspect(self) -> None:
         listed = await self._server.ask("GET", "/v1/models", seconds=ASK_SECONDS)
@@ -62,6 +76,16 @@ class VllmServer(InferenceServer):
         self._sent.forget()
         if self.transfer is not None:
             self.transfer.forget()
+        self._tokens = await self._server.has(TOKENS, seconds=ASK_SECONDS)
+        if self.keeps and not self._holds:
+            raise EngineError(
+                f"{self.name} cannot hold turns over an update (servers.cache_at_update=keep): that takes vLLM 0.32 or "
+                "newer, started with --enable-scale-out"
+            )
+        if self._tokens:
+            self._labels = WeightLabels(self.name)
+            told = await self._server.ask("GET", "/weight_info", seconds=ASK_SECONDS)
+            self._labels.begin(str(told["weight_version"] if isinstance(told, dict) else told))
         if self._process is None:
             await self._check_attached()
 
@@ -75,11 +99,14 @@ class VllmServer(InferenceServer):
             sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
             transfer = (config.get("weight_transfer_config") or {}).get("backend")
             sizes = sizes_of(config["model_config"].get("hf_config"))
+            copies = config["parallel_config"].get("data_parallel_size") or 1
+            sequences = (config.get("scheduler_config") or {}).get("max_num_seqs")
         except (EngineError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from error
         refuse_other(self.name, self._sizes, sizes)
+        self.sequences = sequences * copies if type(sequences) is int and type(copies) is int else None
         if mode != "processed_logprobs":
             raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
         if self.capabilities.sleeps and not sleeps:
@@ -147,6 +174,22 @@ class VllmServer(InferenceServer):
         return await super().try_image(marker, image)
 
     async def _stream(self, draw: StreamRequest) -> AsyncGenerator[StreamPiece, None]:
+        asked = self.version
+        path, body = await self._question(draw)
+        whole = self._holds or not self.midway
+        body |= {"stream": not whole}
+        events = _once(self._server.write(path, body)) if whole else self._server.stream(path, body)
+        first = True
+        async with aclosing(events):
+            async for event in events:
+                if draw.media and first:
+                    check_prompt(self.name, event.get("prompt_token_ids"), draw.token_ids)
+                first = False
+                for choice in event.get("choices") or ():
+                    yield self._piece(choice, asked)
+
+    async def _question(self, draw: StreamRequest) -> tuple[str, dict[str, Any]]:
+        """The route that a turn takes, and what it is sent."""
         params = draw.params
         sampling = {
             "max_tokens": draw.limit, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k,
@@ -155,24 +198,22 @@ class VllmServer(InferenceServer):
             # Said although they are the defaults: a model's generation_config may have others.
             "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         }  # fmt: skip
-        model, salt = self._adapter or self._model, f"version {self.version}"
-        common = {"model": model, "return_token_ids": True, "stream": True, "cache_salt": salt}
+        # What was computed with other weights must not be found: it is forgotten while turns are held, unless it is
+        # kept for them; the salt then keeps it from the others.
+        salt = f"run {self._run}" if self._holds and not self.keeps else f"version {self.version}"
+        body: dict[str, Any] = {"model": self._adapter or self._model, "cache_salt": salt}
+        if not self._tokens and not draw.media:
+            tokens = {"prompt": draw.token_ids.tolist(), "add_special_tokens": False, "return_token_ids": True}
+            return "/v1/completions", body | sampling | tokens
+        # Text is made where stop strings are looked for, and nowhere else.
+        sampling |= {"detokenize": bool(params.stop_strings)}
+        body |= {"token_ids": self._marked(draw), "sampling_params": sampling}
         if draw.media:
             parts = [await asyncio.to_thread(_part, span.media, span.media.digest in draw.new) for span in draw.media]
-            tokens = {"token_ids": self._marked(draw), "content_parts": parts, "sampling_params": sampling}
-            path, body = WITH_IMAGES, common | tokens
-        else:
-            path = "/v1/completions"
-            body = common | sampling | {"prompt": draw.token_ids.tolist(), "add_special_tokens": False}
-        first = True
-        async for event in self._server.stream(path, body):
-            if draw.media and first:
-                check_prompt(self.name, event.get("prompt_token_ids"), draw.token_ids)
-            first = False
-            for choice in event.get("choices") or ():
-                yield self._piece(choice)
+            body |= {"content_parts": parts, "return_token_ids": True}
+        return TOKENS, body
 
-    def _piece(self, choice: Any) -> StreamPiece:
+    def _piece(self, choice: Any, asked: int) -> StreamPiece:
         try:
             finish, ids = choice["finish_reason"], choice["token_ids"] or []
             logprob_info = choice["logprobs"] if ids else {"token_logprobs": []}
@@ -187,7 +228,8 @@ class VllmServer(InferenceServer):
             raise EngineError(f"{self.name} answered without lists of tokens and log-probs: {str(choice)[:300]}")
         if finish is not None and finish not in FINISH:
             raise EngineLost(f"{self.name} ended a turn by {finish!r}")
-        return StreamPiece(ids, logprobs, FINISH.get(finish) if finish else None)
+        versions = self._labels.versions(_spans(choice), asked) if self._holds and ids else ()
+        return StreamPiece(ids, logprobs, FINISH.get(finish) if finish else None, versions)
 
     async def _load(self, update: Update, version: int) -> None:
         self._label, label = None, self._named(version)
@@ -198,36 +240,41 @@ class VllmServer(InferenceServer):
                 f"{self.name} tells neither which weights it has nor which server it is: start it with "
                 "--worker-extension-cls vllm_worker.WeightReader (docs/ext/vllm.md)"
             )
-        await self._give(update, label)
+        await self._give(update, label, version)
         if self.capabilities.media:
             await self._order("/reset_encoder_cache")
-        # Its memory: what was computed with other weights is under another salt and would not be found again.
-        await self._order("/reset_prefix_cache")
+        if not self._holds:
+            # Its memory: what was computed with other weights is under another salt and would not be found again.
+            await self._order("/reset_prefix_cache")
         self._label = begun if by_instance else label
         await self._check_label()
 
-    async def _give(self, update: Update, label: str) -> None:
+    async def _give(self, update: Update, label: str, version: int) -> None:
         if isinstance(update, Adapter):
             name = f"{self._model} {label} ({next(self._numbers)})"
             await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
             await self._take_off(name)
-        elif isinstance(update, FullWeights) and self.transfer is not None:
-            await self._order("/pause", params={"mode": "abort"})
+            return
+        # What we hung up on may still be computed there; or turns wait there, and their cache is kept or made anew.
+        held = {"mode": "keep", "clear_cache": str(not self.keeps).lower()}
+        await self._order("/pause", params=held if self._holds else {"mode": "abort"})
+        if isinstance(update, FullWeights) and self.transfer is not None:
             size = await self._server.ask("GET", "/get_world_size", seconds=ASK_SECONDS)
             if not isinstance(size, dict) or type(size.get("world_size")) is not int or size["world_size"] < 1:
                 raise EngineError(f"{self.name} does not say how many workers it has: {str(size)[:300]}")
             await self.transfer.load(update, self._order, size["world_size"])
             if self._attached and self._marks:
                 await self._order("/collective_rpc", {"method": "turnwise_mark", "kwargs": {"label": label}})
-            await self._order("/resume")
         elif isinstance(update, WeightsFolder):
-            await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
             key = "folder" if self._loader == "turnwise_load" else "weights_path"
             named = {"label": label} if self._loader == "turnwise_load" else {}
             rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve()), **named}}
             await self._order("/collective_rpc", rpc)
-            await self._order("/resume")
-            await self._take_off(None)
+        if self._tokens:
+            await self._order("/update_weight_version", {"new_version": label})
+            self._labels.add(label, version)
+        await self._order("/resume")
+        await self._take_off(None)
 
     async def _take_off(self, adapter: str | None) -> None:
         """Write with this adapter, and forget the one before."""
@@ -244,6 +291,18 @@ class VllmServer(InferenceServer):
             await self._order("/wake_up")
 
 
+async def _once(answer: Awaitable[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
+    yield await answer
+
+
+def _spans(choice: dict[str, Any]) -> list[tuple[str, int]] | None:
+    """(label of weights, first token that they wrote) of an answer; None where it does not tell."""
+    try:
+        return [(span["version"], int(span["start"])) for span in choice["weight_versions"]]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _part(image: Media, sent: bool) -> dict[str, str]:
     """An image as it is sent, or as it is named that was sent before."""
     if not sent:
@@ -255,4 +314,4 @@ def _part(image: Media, sent: bool) -> dict[str, str]:
 def vllm_command(python: str, options: list[str]) -> Callable[[int], list[str]]:
     """The command line of a server for a port."""
     start = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "policy"]
-    return lambda port: [*start, "--port", str(port), "--stream-interval", "16", *options]
+    return lambda port: [*start, "--port", str(port), "--disable-uvicorn-access-log", *options]

@@ -170,7 +170,9 @@ async def death(sampler: Replicas) -> None:
 def test_a_server_writes_as_we_do_and_updates_of_every_kind_reach_the_next_token(
     vllm_python: str, tmp_path: Path
 ) -> None:
-    config = configure("engine=vllm_server", f"servers.python={vllm_python}", "learner.lora_rank=4")
+    config = configure(
+        "engine=vllm_server", f"servers.python={vllm_python}", "learner.lora_rank=4", "training.max_lag=1"
+    )
     renderer, said = make_renderer(config), list[str]()
 
     async def main() -> None:
@@ -185,6 +187,47 @@ def test_a_server_writes_as_we_do_and_updates_of_every_kind_reach_the_next_token
 
     asyncio.run(main())
     assert sum("serves at" in text for text in said) == 2
+
+
+def test_turns_are_held_over_an_update_with_their_cache_made_anew_or_kept(vllm_python: str, tmp_path: Path) -> None:
+    config = configure("engine=vllm_server", f"servers.python={vllm_python}", "training.max_lag=1")
+    renderer, weights = make_renderer(config), {number: changed(number) for number in range(1, 5)}
+
+    async def main() -> None:
+        sampler = (await open_sampler(config, renderer, lambda text: None)).sampler
+        assert isinstance(sampler, Replicas)
+        server: Any = sampler._seats[0].replica
+        try:
+            for keeps, (before, after) in ((False, (1, 2)), (True, (3, 4))):
+                server.keeps = keeps
+                await sampler.publish(written(tmp_path / str(before), weights[before]), before)
+                turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=LONG)))
+                await asyncio.sleep(0.3)
+                await sampler.publish(written(tmp_path / str(after), weights[after]), after)
+                found = await turn
+                assert [run.version for run in found.versions] == [before, after] and len(found.token_ids) == LONG
+                check_held(found, {version: weights[version] for version in (before, after)}, exact=not keeps)
+                check(await sampler.generate(request(PROMPT)), {after: weights[after], before: weights[before]})
+        finally:
+            await sampler.close()
+
+    asyncio.run(main())
+
+
+def check_held(found: Completion, weights: dict[int, dict[str, torch.Tensor]], *, exact: bool) -> None:
+    """With a cache made anew every log-prob is of its version; with one that was kept, those behind the update are of
+    both weights."""
+    if exact:
+        return check(found, weights)
+    first = found.versions[0]
+    ids = found.token_ids.tolist()
+    gaps = {
+        version: np.abs(np.array(logprobs_with(tensors, PROMPT, ids, 1.0)) - found.logprobs)
+        for version, tensors in weights.items()
+    }
+    assert gaps[first.version][: first.tokens].max() < CLOSE
+    assert min(gaps[version][first.tokens :].max() for version in weights) > CLOSE
+    return None
 
 
 SETTINGS = (
