@@ -11,6 +11,7 @@ one at a time.
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
     python benchmarks/gpu_rollout.py --tokenizer FOLDER [--shapes 135M 0.6B] [--model FOLDER] [--vllm venv/bin/python]
+    python benchmarks/gpu_rollout.py --tools --model FOLDER    # workers.py with a model, by 0, 2 and 4 episode workers
 """
 
 import argparse
@@ -364,10 +365,15 @@ def main() -> None:
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM; without it only ours runs")
     parser.add_argument("--invariant", action="store_true", help="ours in the batch-invariant mode")
     parser.add_argument("--device", default="cuda", help="of our side; cpu only shows that the script runs")
+    parser.add_argument("--tools", action="store_true", help="six-turn episodes with a calculator, and nothing else")
     parser.add_argument("--exchange", help=argparse.SUPPRESS)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.peer is None:
+    if arguments.tools:
+        import workers  # beside this file
+
+        workers.main(["--model", arguments.model or "tiny", "--workers", "0", "2", "4"])
+    elif arguments.peer is None:
         import torch
 
         if (arguments.device == "cuda" and not torch.cuda.is_available()) or arguments.tokenizer is None:

@@ -5,7 +5,11 @@ share, scored and written to parquet. The engine gives turns that lie ready, so 
 does around an engine. Every figure is the difference of a small and a large evaluation, so that starting costs nothing.
 The peer is the same run without workers, in the same call.
 
+With --model a model writes: six turns of 40 tokens and five calls whatever it says, 8 siblings of each sample, on the
+GPU where there is one. `tokens/s` are the policy's.
+
     python benchmarks/workers.py [--workers 0 1 2 4] [--samples 250 1000]
+    python benchmarks/workers.py --model FOLDER [--workers 0 2 4] [--samples 16 80]
 """
 
 import argparse
@@ -17,14 +21,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.types import Completion, FinishReason
+from turnwise.types import Completion, FinishReason, ToolCall
 
-CALLS = 5
+CALLS, TURN_TOKENS, SIBLINGS = 5, 40, 8
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%d + 17"}}\n</tool_call>'
 
 
@@ -59,12 +65,24 @@ class ReadyTurns:
     sleep = wake = close
 
 
-def evaluate(workers: int, samples: int, runs: Path) -> None:
+async def six_turns(chat: Any) -> None:
+    """An agent loop that calls the calculator after each turn but the last, whatever the policy wrote."""
+    for number in range(CALLS):
+        message = await chat.generate(max_tokens=TURN_TOKENS)
+        call = ToolCall(f"call_{number}", "calculate", {"expression": f"{number} + 17"})
+        chat.add(await chat.call_tools(replace(message, tool_calls=(call,))))
+    await chat.generate(max_tokens=TURN_TOKENS)
+
+
+def evaluate(workers: int, samples: int, runs: Path, model: str | None) -> None:
     """One evaluation, in a process of its own; its figures as JSON."""
     import turnwise as tw
 
+    here = Path(__file__).resolve()
+    of_model = [f"model.path={model}", f"rollout.agent={here}:six_turns", f"eval.group_size={SIBLINGS}"]
+    of_model += [f"sampling.max_tokens={TURN_TOKENS + 1}"]
     config = tw.configure(
-        f"engine={Path(__file__).resolve()}:ReadyTurns",
+        *([f"engine={here}:ReadyTurns"] if model is None else of_model),
         "rollout.tools=[calculate]",
         "rollout.interaction=null",
         f"rollout.workers={workers}",
@@ -80,14 +98,16 @@ def evaluate(workers: int, samples: int, runs: Path) -> None:
         "here": time.process_time(),
         "workers": children.ru_utime + children.ru_stime,
         "turns": turns,
+        "tokens": sum(turn.completion_tokens for trajectory in report.trajectories for turn in trajectory.turns),
     }
     print(json.dumps(figures))
 
 
-def measured(workers: int, samples: int) -> dict[str, float]:
+def measured(workers: int, samples: int, model: str | None) -> dict[str, float]:
     """The figures of one evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--one", str(workers), str(samples), folder]
+        command += [] if model is None else ["--model", model]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -96,26 +116,30 @@ def measured(workers: int, samples: int) -> dict[str, float]:
         return figures
 
 
-def main() -> None:
+def main(arguments_of: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--samples", type=int, nargs=2, default=[250, 1000], help="of the small and the large one")
+    parser.add_argument("--samples", type=int, nargs=2, help="of the small and the large one")
+    parser.add_argument("--model", help="a Hugging Face folder of a model that writes, or tiny")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments_of)
     if arguments.one:
-        evaluate(int(arguments.one[0]), int(arguments.one[1]), Path(arguments.one[2]))
+        evaluate(int(arguments.one[0]), int(arguments.one[1]), Path(arguments.one[2]), arguments.model)
         return
-    few, many = arguments.samples
+    few, many = arguments.samples or ((250, 1000) if arguments.model is None else (16, 80))
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}; {few} and {many} samples")
-    print(f"{'workers':>8}{'turns/s':>10}{'ratio':>8}{'ms of CPU a turn: run':>24}{'workers':>10}{'both':>8}")
+    print(
+        f"{'workers':>8}{'turns/s':>10}{'ratio':>8}{'tokens/s':>10}   ms of CPU a turn: run{'workers':>10}{'both':>8}"
+    )
     peer = None
     for workers in arguments.workers:
-        small, large = measured(workers, few), measured(workers, many)
+        small, large = (measured(workers, samples, arguments.model) for samples in (few, many))
         grown = {name: large[name] - small[name] for name in large}
-        rate = grown["turns"] / max(grown["seconds"], 1e-9)
+        rate, tokens = (grown[name] / max(grown["seconds"], 1e-9) for name in ("turns", "tokens"))
         peer = peer or rate
         here, there = (1000 * grown[name] / grown["turns"] for name in ("here", "workers"))
-        print(f"{workers:>8}{rate:>10,.0f}{rate / peer:>8.2f}{here:>24.3f}{there:>10.3f}{here + there:>8.3f}")
+        costs = f"{here:>24.3f}{there:>10.3f}{here + there:>8.3f}"
+        print(f"{workers:>8}{rate:>10,.0f}{rate / peer:>8.2f}{tokens:>10,.0f}{costs}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ SMALL = {
     "scoring": ["--trajectories", "20", "--rounds", "1"],
     "sdk_agents": ["--agents", "3"],
     "sessions": ["--sessions", "5", "--rounds", "1"],
-    "workers": ["--workers", "0", "1", "--samples", "2", "6"],
+    "workers": ["--model", "tiny", "--workers", "0", "1", "--samples", "1", "3"],
     "tinylook_ceilings": ["--train", "60", "--test", "20"],
     "train_cpu": ["--steps", "1", "--prompts", "2", "--siblings", "2", "--threads", "1"],
 }

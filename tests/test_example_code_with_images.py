@@ -17,10 +17,13 @@ from turnwise.data.loader import load_samples
 from turnwise.data.task_config import compose
 from turnwise.engines.devices import Gpu, VisibleGpus, rank_devices
 from turnwise.engines.opener import opener_of
+from turnwise.ext.judge.rubrics import rubric_of
 from turnwise.ext.judge.settings import JudgeSettings
+from turnwise.ext.judge.tapo import JUDGED, need_of
 from turnwise.ext.servers import gpus as server_gpus
 from turnwise.ext.servers.opener import GuestOpener
-from turnwise.types import Image
+from turnwise.rollout.prepare import prepare
+from turnwise.types import Image, Sample
 
 FOLDER = Path(__file__).parent.parent / "examples" / "code_with_images"
 
@@ -111,9 +114,27 @@ def test_rows_are_read_from_the_tar_with_the_system_prompt_once(small: tuple[Pat
     assert all(isinstance(sample.images[0], Image) and "images.tar!/" in sample.images[0].source for sample in plain)
     rows = kind(files, SimpleNamespace(prompt_key="prompt"))
     for number in range(len(rows)):
-        assert [one["role"] for one in rows[number]["prompt"]] == ["system", "user"]
-        assert rows[number]["prompt"][0]["content"] == (FOLDER / "system_prompt.txt").read_text().strip()
+        told = number != 5  # which has no environment, and so no tool to be told of
+        assert [one["role"] for one in rows[number]["prompt"]] == ["system", "user"][not told :]
+        assert (rows[number]["prompt"][0]["content"] == (FOLDER / "system_prompt.txt").read_text().strip()) is told
     assert len(rows) == 8
+
+
+def test_rows_with_an_environment_may_look_and_others_have_one_turn(
+    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_REPO", str(small[1]))
+    monkeypatch.setenv("BASE_MODEL_PATH", str(small[0]))
+    monkeypatch.delenv("VLLM_MODEL_PATH", raising=False)
+    config = compose([f"profile='{FOLDER / 'smoke.yaml'}'"], FOLDER / "codev_7b.yaml").config
+    plan = prepare(config, "train").plan
+    routes = {(route.data_source, route.agent, route.tools): count for route, count in plan.routes.items()}
+    looking = ("tool_calling", ("python",))
+    assert routes == {("vstar", *looking): 3, ("IconQA", *looking): 2, ("thinklite", "single_turn", ()): 1}
+    needs, rubrics = (config.scoring.options["tapo"][name] for name in ("need", "rubric"))
+    assert needs.keys() == rubrics.keys() and {need_of(source, needs) for source in ("IconQA", "GeoQA")} <= {*JUDGED}
+    for source, name in rubrics.items():  # what null would take
+        assert rubric_of(Sample("s", (), source), None).name == name, source
 
 
 def test_the_smoke_run_trains_with_sandbox_judge_and_images(

@@ -77,6 +77,10 @@ def test_a_run_whose_learner_dies_says_so_and_keeps_its_last_checkpoint(
         (("learner.processes=2", "learner.device=cuda:1"), "takes a GPU each: set learner.device=cuda"),
         (("learner.processes=0",), "learner.processes must be"),
         (("learner.processes=4", "fsdp.replicas=3"), "fsdp.replicas=3 does not divide learner.processes=4"),
+        (
+            ("learner.processes=4", "fsdp.replicas=2", "fsdp.context_parallel=4"),
+            "fsdp.context_parallel=4 does not divide 2, which is learner.processes / fsdp.replicas",
+        ),
         (("fsdp.replicas=2",), "fsdp.replicas=2 does not divide learner.processes=1"),
     ],
 )

@@ -18,7 +18,7 @@ from turnwise.reports.task_metrics import declared_by
 from turnwise.rollout.prepare import Prepared, open_context, prepare
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
-from turnwise.rollout.workers.players import check_workers, open_workers, played_by
+from turnwise.rollout.workers.players import check_workers, open_workers, played_by, workers_of
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trackers.notebook import progress_bars
@@ -75,7 +75,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
     config, start = prepared.config, time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        drawn, here = evaluation_sampling(config), not config.rollout.workers
+        drawn, here = evaluation_sampling(config), not workers_of(prepared)
         async with (
             open_context(prepared, sampling=drawn, say=run.note, episodes=here) as opened,
             open_workers(config, [prepared], opened.sampler, run.note) as workers,

@@ -346,7 +346,7 @@ class Ledger:
         return f"Ledger({', '.join(f'{len(ids)} {origin.name} of turn {turn}' for origin, turn, ids in self.spans())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ledger.of, (*self._columns(), self.training, self._media)
+        return Ledger._holding, (self._columns(), self.training, self._media)
 
     def prefix(self, length: int) -> "Ledger":
         """The first tokens, without what training found out."""

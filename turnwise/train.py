@@ -22,6 +22,7 @@ from turnwise.rollout.collector import Collected, Groups
 from turnwise.rollout.prepare import Prepared
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users.user import UserLike
+from turnwise.rollout.workers.players import workers_of
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.storage.run_dir import trajectory_file
@@ -70,7 +71,7 @@ async def train_prepared(
         with run.active():
             run.show_plan(prepared, plan_text(prepared, training=True))
             # Both have the same services: one note is enough.
-            here = not run.config.rollout.workers
+            here = not workers_of(prepared)
             services = prepared.running(run.note, episodes=here), heldout.running(lambda text: None, episodes=here)
             async with services[0], services[1], open_engines(run.config, prepared, run.note, heldout) as engines:
                 run.resume(engines)

@@ -1,4 +1,4 @@
-"""Rows of the files as they are, each with the system prompt of `system_prompt.txt` before its question, once."""
+"""Rows of the files as they are, after the prompt of `system_prompt.txt` where they have an environment, once."""
 
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class WithSystemPrompt:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         row = self._rows[number]
+        if not (row.get("env_name") or (row.get("extra_info") or {}).get("env_name")):
+            return row  # it may call no tool, of which the prompt speaks
         asked = row.get(self._key)
         if isinstance(asked, str):
             asked = [{"role": "user", "content": asked}]

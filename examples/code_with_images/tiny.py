@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 
 HERE = Path(__file__).resolve().parent
 SIDE, SMALL = 224, 20
+ALONE = 5
 QUARTER = (0, 0, 112, 112)
 """Where every small square is."""
 COLOURS = {"red": (220, 30, 30), "blue": (40, 60, 220), "green": (30, 160, 60), "black": (0, 0, 0)}
@@ -38,7 +39,8 @@ TEMPLATE = """\
 
 
 def make_data(folder: Path) -> list[dict[str, Any]]:
-    """train.jsonl (6 rows), test.jsonl (2) and images.tar: every other row asks for something small; gives all rows."""
+    """train.jsonl (6 rows), test.jsonl (2) and images.tar, as CodeV has them; gives all rows. Every other row asks for
+    something small, and one of the others (ALONE) has no environment, so that it is answered without tools."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with tarfile.open(folder / "images.tar", "w") as tar:
@@ -52,14 +54,17 @@ def make_data(folder: Path) -> list[dict[str, Any]]:
             tar.addfile(entry, held)
             rows.append(
                 {
-                    "data_source": "IconQA" if number % 2 else "vstar",
+                    "data_source": "thinklite" if number == ALONE else "IconQA" if number % 2 else "vstar",
                     "prompt": [{"role": "user", "content": f"<image>\n{asked}"}],
                     "images": [f"{number}.png"],
                     "images_from": "images.tar",
+                    "ability": "math" if number == ALONE else "vl_agent",
+                    "env_name": None if number == ALONE else "code",
                     "reward_model": {"style": "rule", "ground_truth": truth},
-                    "extra_info": {"index": number},
+                    "extra_info": {"index": str(number), "split": "train", "question": asked, "answer": truth,
+                                   "image_file_name": f"{number}.png"},
                 }
-            )
+            )  # fmt: skip
     for name, some in (("train", rows[:6]), ("test", rows[6:])):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some), encoding="utf-8")
     return rows

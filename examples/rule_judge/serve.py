@@ -30,6 +30,7 @@ from turnwise.ext.judge.prompts import (
     REFERENCE,
     TRACE,
 )
+from turnwise.ext.judge.rubrics import BUNDLED, GENERAL, read_rubrics
 from turnwise.ext.judge.settings import JudgeSettings
 from turnwise.ext.judge.verdict import BINARY, VerdictScale
 from turnwise.system.addresses import check_binding
@@ -42,6 +43,7 @@ _LEAD = re.compile(r"^(?:so |thus |therefore )?(?:the |my )?(?:final )?(?:answer
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?")
 _NOTED = re.compile(r"^\[image \d+: (\{.{0,2000}\})\]$", re.MULTILINE)
 """What the host notes of an image in a tool's output; see `evidence` in turn_scores.py."""
+_FIGURE = re.compile(r"(?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?![\w])")
 _SMALL = {"a", "an", "the", "of", "is", "are", "was", "in", "on", "at", "to", "and", "or", "it", "what", "how", "many",
           "much", "which", "who", "where", "when", "why", "does", "do", "that", "this", "for", "with"}  # fmt: skip
 
@@ -83,8 +85,8 @@ def reply_to(request: ChatRequest) -> str:
         drawn = images_of_output(request)
         noted = _NOTED.findall(read)[-drawn:] if drawn else []
         low, high = min(grid.values), max(grid.values)
-        worth = max([shared_words(question, read), *map(_nearness, noted)])
-        value = grid.nearest(low + (high - low) * worth)
+        near = max(map(_nearness, noted), default=0.0)
+        value = grid.nearest(low + (high - low) * _worth(_rubric(system), question, read, near))
     return ("TRUE" if value else "FALSE") if grid.words else f"{value:g}"
 
 
@@ -119,6 +121,26 @@ def _check_image(given: object, number: int) -> None:
         raise NotOurs(f"image {number} is not base64: {error}") from error
     if media_type(content) is None or head != f"data:{media_type(content)};base64":
         raise NotOurs(f"image {number} is no data URL of a {KINDS}")
+
+
+def _rubric(system: str) -> str:
+    """Which of the bundled rubrics a request grades by; the general one for any other."""
+    kinds = read_rubrics(BUNDLED).values()
+    return next((kind.name for kind in kinds if kind.evidence in system or kind.trace in system), GENERAL)
+
+
+def _worth(rubric: str, question: str, read: str, near: float) -> float:
+    """What an output is worth to each kind of question, from 0 to 1, by its words and by how near its images are."""
+    printed = _NOTED.sub("", read)
+    numbers = len(_FIGURE.findall(printed))
+    if rubric == "visual_search":  # only a look counts
+        return near
+    if rubric == "calculation":  # values on the way, readings, or one bare value
+        return {0: 0.5 if near else 0.0, 1: 0.25, 2: 0.75}.get(numbers, 1.0)
+    if rubric == "counting":  # a line for each thing, an image to count in, or a number alone
+        lines = sum(len(_FIGURE.findall(line)) > 1 for line in printed.splitlines())
+        return (0.75 + 0.25 * (near > 0)) if lines > 1 else max(0.5 if near else 0.0, 0.25 * (numbers > 0))
+    return max(shared_words(question, read), near)
 
 
 def _nearness(noted: str) -> float:

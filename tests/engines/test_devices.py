@@ -12,11 +12,13 @@ from turnwise.engines.devices import (
     VisibleGpus,
     choose,
     device_of,
+    episode_workers,
     gpus_for_learner,
     learner_here,
     learner_place,
     rank_devices,
 )
+from turnwise.engines.samplers.cpu import threads
 from turnwise.errors import ConfigError
 
 NONE, ONE = VisibleGpus(), VisibleGpus((Gpu("NVIDIA H200", 150 * 10**9),))
@@ -85,6 +87,30 @@ def test_two_processes_on_one_gpu_cannot_lend_each_other_memory():
     config = configure("learner.place=process", "engine.sleep=true")
     with pytest.raises(ConfigError, match="learner.place=process with engine.sleep=true.*learner.place=here"):
         learner_place(config, ONE)
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "cores", "workers"),
+    [
+        ([], NONE, 64, 0),  # the cores are the engine's
+        ([], ONE, 16, 4),
+        ([], ONE, 6, 2),
+        ([], ONE, 2, 0),
+        (["rollout.workers=0"], ONE, 16, 0),
+        (["rollout.workers=3"], NONE, 1, 3),
+        (["engine=torch"], ONE, 16, 0),
+        (["engine=scripted", "engine.script=[x]"], ONE, 16, 0),
+        (["engine=openai", "engine.base_url=http://127.0.0.1:1"], ONE, 16, 0),
+        (["engine=vllm"], ONE, 16, 4),
+        (["engine=vllm"], NONE, 16, 0),  # somebody else's, elsewhere
+        (["cluster=ray"], ONE, 16, 0),
+    ],
+)
+def test_episodes_have_processes_of_their_own_where_a_gpu_leaves_cores(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], seen: VisibleGpus, cores: int, workers: int
+):
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    assert episode_workers(configure(*said), seen) == workers
 
 
 SMALL = VisibleGpus((Gpu("NVIDIA L4", 24 * 10**9),))

@@ -184,8 +184,9 @@ def check_place() -> None:
     assert any("learner: in process" in text and "handed over on cpu" in text for text in said), said
 
 
-def check_replicas() -> None:
-    config = configure("learner.processes=4", "learner.device=cpu", "fsdp.replicas=2")
+def rank_setup(*settings: str) -> Any:
+    """What the ranks of a learner of four processes are opened with."""
+    config = configure("learner.processes=4", "learner.device=cpu", *settings)
     renderer = prepare(config, "test", limit=1).renderer
     setups = []
 
@@ -197,7 +198,15 @@ def check_replicas() -> None:
         patch.setattr("turnwise.ext.fsdp.learner.ShardedLearner", started)
         parts, ranks = LearnerParts(UPDATES, critic=False, reference=False), local_ranks(config, samples=True)
         open_over_ranks(config, renderer, parts, ranks, lambda text: None)
-    assert setups[0].replicas == 2
+    return setups[0]
+
+
+def check_replicas() -> None:
+    assert rank_setup("fsdp.replicas=2").replicas == 2
+
+
+def check_context_parallel() -> None:
+    assert rank_setup("fsdp.context_parallel=2").context == 2
 
 
 def check_lora_rank() -> None:

@@ -14,6 +14,7 @@ from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
 from turnwise.engines.model.loading import choose_implementation, read_model, read_skeleton
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.sources import ModelSource
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.errors import EngineError
 
 NATIVE, TRANSFORMERS = ModelImplementation.native, ModelImplementation.transformers
@@ -80,6 +81,36 @@ def test_rows_of_all_processes_are_the_whole(implementation: ModelImplementation
     assert (model.facts, model.shape, model.recomputes) == (whole.facts, whole.shape, whole.recomputes)
     written = dict(model.weights())
     assert [(key, tensor.shape) for key, tensor in whole.weights()] == [(k, t.shape) for k, t in written.items()]
+
+
+EXTENDED = {
+    "llama": {"num_hidden_layers": 3},
+    "qwen3_moe": {"num_hidden_layers": 4},  # the first is dense
+    "gemma3_text": {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
+    "falcon_h1": {"num_hidden_layers": 3},  # recurrent
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_few_layers_tell_what_all_do_and_read_no_more(name: str, tmp_path: Path) -> None:
+    folder, source = folder_of(name, tmp_path, **EXTENDED[name]), ModelSource("it", tmp_path)
+    choice = choose_implementation(source, TRANSFORMERS)
+    whole, few = (read(source, choice, torch.float32) for read in (read_model, read_skeleton))
+    assert isinstance(whole, TransformersModel) and isinstance(few, TransformersModel)
+    with few.few_layers(CheckpointRows(folder)) as answered:
+        assert answered
+    assert few.findings == whole.findings and len(few.findings.layers) == len(whole.shape.caches)
+    assert bool(few.findings.recurrent) == (name == "falcon_h1")
+    held = [parameter.is_meta for parameter in few.layer_modules()[-1].parameters()]
+    assert all(held), "of the last layer nothing is read"
+
+
+def test_layers_that_all_differ_answer_together(tmp_path: Path) -> None:
+    folder, source = folder_of("gemma3_text", tmp_path), ModelSource("it", tmp_path)  # two slide, the third sees all
+    few = read_skeleton(source, choose_implementation(source, TRANSFORMERS), torch.float32)
+    assert isinstance(few, TransformersModel)
+    with few.few_layers(CheckpointRows(folder)) as answered:
+        assert not answered
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

@@ -190,34 +190,34 @@ def test_images_that_are_not_where_they_should_be_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[LocalRanks]:
-    yield LocalRanks(["cpu", "cpu"], 1)
+    made = LocalRanks(["cpu", "cpu"], 1)
+    yield made
+    made.stop()
 
 
 @pytest.mark.long  # tests/ext/fsdp compares two processes with one, on text
-def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("context", [1, 2])
+def test_over_two_processes_it_is_the_same(context: int, ranks: LocalRanks, tmp_path: Path) -> None:
     kind = "qwen3_vl"
     VisionModel(build(kind)).save(tmp_path / "base")
     given = packed(sequences(kind), advantages=np.repeat([1.0, -1.0, 1.0], 4))
     alone = LocalLearner(VisionModel.read(tmp_path / "base"), LearnerConfig(lr=1e-3), temperature=TEMPERATURE)
     source = ModelSource("tiny", tmp_path / "base")
-    setup = RankSetup(source, ModelImplementation.transformers, LearnerConfig(lr=1e-3), TEMPERATURE, 0)
+    setup = RankSetup(source, ModelImplementation.transformers, LearnerConfig(lr=1e-3), TEMPERATURE, 0, context=context)
     learner = ShardedLearner(ranks, replace(setup, picture=prepared(kind, 1)))
-    try:
-        np.testing.assert_allclose(learner.score(given, Who.POLICY), alone.score(given, Who.POLICY), atol=1e-5)
-        start = alone.score(given, Who.POLICY)
-        batch = replace(given, old_logprobs=start)
-        for _ in range(2):
-            there, here = learner.update([batch], GRPO), alone.update([batch], GRPO)
-            assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=1e-5)
-            assert there.metrics["grad_norm"] == pytest.approx(here.metrics["grad_norm"], rel=1e-3)
-        other = replace(prepared(kind, 1), token_ids=np.full_like(prepared(kind, 1).token_ids, 5))
-        text_only = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
-        for work in (lambda: text_only.score(given, Who.POLICY), lambda: text_only.update([batch], GRPO)):
-            with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot read image"):
-                work()
-        assert np.isfinite(text_only.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
-    finally:
-        learner.close()
+    np.testing.assert_allclose(learner.score(given, Who.POLICY), alone.score(given, Who.POLICY), atol=1e-5)
+    start = alone.score(given, Who.POLICY)
+    batch = replace(given, old_logprobs=start)
+    for _ in range(2):
+        there, here = learner.update([batch], GRPO), alone.update([batch], GRPO)
+        assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=1e-5)
+        assert there.metrics["grad_norm"] == pytest.approx(here.metrics["grad_norm"], rel=1e-3)
+    other = replace(prepared(kind, 1), token_ids=np.full_like(prepared(kind, 1).token_ids, 5))
+    text_only = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
+    for work in (lambda: text_only.score(given, Who.POLICY), lambda: text_only.update([batch], GRPO)):
+        with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot read image"):
+            work()
+    assert np.isfinite(text_only.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
 
 
 def test_a_batch_with_images_learns_the_same_after_a_way_to_another_process() -> None:

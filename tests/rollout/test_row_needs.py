@@ -60,6 +60,23 @@ def test_what_would_be_another_episode_is_refused(name: str, plan: Any) -> None:
 
 TOLD = {
     "env_name": ({"env_name": "visual_toolbox_v2"}, "1 samples have the column 'env_name', which is not read here"),
+    "env_name beside": (
+        {"extra_info": {"env_name": "code"}},
+        "1 samples have 'extra_info.env_name', which is not read here: rollout.tool_options={TOOL: {env_names: [NAME]}}",
+    ),
+    "tools beside": (
+        {"extra_info": {"tools": [WEATHER]}},
+        "'extra_info.tools', which is not read here: a row's tools stand in a column",
+    ),
+    "videos beside": (
+        {"extra_info": {"videos": ["a.mp4"]}},
+        "'extra_info.videos', which is not read here: only text and images are shown",
+    ),
+    "sampling": (
+        {"temperature": 0.3},
+        "the column 'temperature', which is not read here: sampling sets it for all rows",
+    ),
+    "old schemas": ({"functions": [WEATHER]}, "the column 'functions'"),
     "env_class": ({"env_class": "gsm8k"}, "the column 'env_class'"),
     "system": ({"system": "Be brief."}, "a system message stands in the prompt"),
     "thinking": ({"chat_template_kwargs": {"enable_thinking": False}}, "chat.template_kwargs sets it for all rows"),
@@ -119,6 +136,73 @@ def test_a_rows_column_of_tools_chooses_among_those_that_are_offered(plan: Any) 
         assert route.tools == chosen
     (route,) = plan({"tools": ["search"], "extra_info": {"tool_selection": ["calculate"]}}, offered).plan.routes
     assert route.tools == ("calculate",)
+
+
+def test_a_schema_that_differs_from_the_tools_own_is_told(plan: Any) -> None:
+    def described(*names: str) -> dict[str, Any]:
+        return {
+            "name": "calculate",
+            "parameters": {"type": "object", "properties": {name: {"type": "string"} for name in names}},
+        }
+
+    (own,) = plan({"tools": ["calculate"]}, "rollout.tools=[calculate]").toolbox.tools.values()
+    same, apigen = described(*own.schema["function"]["parameters"]["properties"]), described()
+    apigen["parameters"] = {"first": {"type": "int"}}
+    for schema, tells in ((same, False), ({"function": same}, False), (SCHEMA, False), (described("x"), True), (apigen, True)):  # fmt: skip
+        notices = plan({"tools": json.dumps([schema])}, "rollout.tools=[calculate]").plan.notices
+        assert any("a schema of 'calculate' with other parameters" in one for one in notices) is tells, schema
+
+
+ENVS = (
+    "rollout.tools=[calculate, search]",
+    "rollout.tool_options={calculate: {env_names: [math, all]}, search: {env_names: [all]}}",
+)
+
+
+def test_the_environment_of_a_row_decides_between_tools_and_a_single_turn(plan: Any) -> None:
+    for columns, chosen in (
+        ({"env_name": "math"}, ("calculate",)),
+        ({"extra_info": {"env_name": "all"}}, ("calculate", "search")),
+        ({"env_name": "math", "tools": ["search"]}, ("search",)),
+        ({"env_name": None, "extra_info": {"tool_selection": ["search"]}}, ("search",)),
+        ({"env_name": ""}, ()), ({}, ()),
+    ):  # fmt: skip
+        made = plan(columns, *ENVS).plan
+        (route,) = made.routes
+        assert (route.tools, route.agent) == (chosen, "tool_calling" if chosen else "single_turn"), columns
+        told = [one for one in made.notices if "env_name" in one]
+        assert [
+            one for one in told if "run single-turn (inferred: no env_name, and tools have env_names)" in one
+        ] == told
+        assert bool(told) is not bool(chosen), columns
+    (route,) = plan({}, "rollout.tools=[calculate, search]").plan.routes
+    assert route.tools == ("calculate", "search")  # without the option no row loses its tools
+    (route,) = plan(
+        {}, "rollout.tools=[calculate, search]", "rollout.tool_options={search: {env_names: [web]}}"
+    ).plan.routes
+    assert (route.tools, route.agent) == (("calculate",), "tool_calling")
+
+
+WRONG_ENVIRONMENTS = {
+    "unknown": ({"env_name": "maths"}, "sample rows.jsonl:0: no tool has its env_name 'maths': did you mean 'math'"),
+    "code": ({"env_name": "os:system"}, "no tool has its env_name 'os:system'"),
+    "a number": ({"env_name": 3}, "env_name: expected the name of an environment, got 3"),
+    "arguments without one": ({"tools_kwargs": {"search": {"create_kwargs": {"k": 3}}}}, "has tools_kwargs and no env_name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_ENVIRONMENTS)
+def test_an_environment_that_nobody_configured_is_refused(name: str, plan: Any) -> None:
+    columns, words = WRONG_ENVIRONMENTS[name]
+    with pytest.raises(TurnwiseError) as refused:
+        plan(columns, *ENVS)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["python", "[3]", "{a: b}"])
+def test_environments_of_a_tool_are_a_list_of_names(value: str, plan: Any) -> None:
+    with pytest.raises(ConfigError, match="tool_options.calculate.env_names must be a list of the names in the column"):
+        plan({}, "rollout.tools=[calculate]", f"rollout.tool_options={{calculate: {{env_names: {value}}}}}")
 
 
 def test_kwargs_by_name_of_a_users_own_class(plan: Any, tmp_path: Path) -> None:

@@ -24,13 +24,14 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    function, schema, notebook, reward = blocks("python")
+    function, schema, notebook, reward, recorded = blocks("python")
     (tools,) = blocks("yaml")
     for name, text in {
         "weather.py": function + FORECAST,
         "repeat.py": schema,
         "notebook.py": notebook,
         "reward.py": reward,
+        "recorded.py": recorded,
         "tools.yaml": tools,
     }.items():
         (tmp_path / name).write_text(text)
@@ -38,9 +39,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def play(folder: Path, script: list[str], row: dict[str, Any], *overrides: str) -> Any:
+def play(
+    folder: Path, script: list[str], row: dict[str, Any], *overrides: str, columns: dict[str, Any] | None = None
+) -> Any:
     """The one trajectory of an evaluation in which the model says what the script says."""
-    given = {"data_source": "d", "prompt": [{"role": "user", "content": "?"}], "extra_info": row}
+    given = {"data_source": "d", "prompt": [{"role": "user", "content": "?"}], "extra_info": row} | (columns or {})
     (folder / "rows.jsonl").write_text(json.dumps(given))
     config = configure("task=null", "data.eval_files=rows.jsonl", "engine=scripted", "engine.script=[]", *overrides)
     config.engine.script = script
@@ -85,6 +88,23 @@ def test_a_schema_of_ones_own(folder: Path) -> None:
     played = play(folder, script, {}, "rollout.tools=[repeat.py:repeat]")
     assert said(played)[0] == "ha ha" and "10 is greater than the maximum of 9" in said(played)[1]
     assert [record.status for record in played.calls] == [CallStatus.OK, CallStatus.BAD_ARGUMENTS]
+
+
+def test_tools_that_only_exist_as_schemas_of_a_row(folder: Path) -> None:
+    names = ("get_weather", "get_time")
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    schemas = [
+        {"type": "function", "function": {"name": name, "description": "?", "parameters": city}} for name in names
+    ]
+    tools = [{"class_name": "recorded.py:Recorded", "tool_schema": schema} for schema in schemas]
+    (folder / "simulated.yaml").write_text(yaml.safe_dump({"tools": tools}))
+    answers = {name: {"create_kwargs": {"answers": {'{"city": "Oslo"}': f"{name}!"}}} for name in names}
+    script = [call("get_weather", city="Oslo"), call("get_weather", city="Rome"), call("get_time", city="Oslo"), "done"]
+    columns = {"tools": json.dumps(schemas)}
+    played = play(folder, script, {"tools_kwargs": answers}, "rollout.tools=[simulated.yaml]", columns=columns)
+    assert said(played) == ["get_weather!", "Error: nothing was recorded for this call", "get_time!"]
+    only = play(folder, script, {"tools_kwargs": {}}, "rollout.tools=[simulated.yaml, calculate]", columns={"tools": ["calculate"]})  # fmt: skip
+    assert all("unknown tool" in text for text in said(only))
 
 
 def test_the_options_of_the_command_line_and_of_the_table(folder: Path) -> None:

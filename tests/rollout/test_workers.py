@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import pickle
 import signal
@@ -17,8 +18,9 @@ import pytest
 import turnwise as tw
 from turnwise.config import Config
 from turnwise.engines.rendering import make_renderer
-from turnwise.errors import ConfigError, EpisodeError, TurnwiseError
+from turnwise.errors import ConfigError, EngineError, EpisodeError, TurnwiseError
 from turnwise.ledger import Media, MediaSpan
+from turnwise.rollout.workers import players
 from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.images import IncomingImages, OutgoingImages
 from turnwise.rollout.workers.link import sendable
@@ -111,14 +113,14 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(workers: int, *settings: str, samples: int = 6) -> Config:
+def config(workers: int | None, *settings: str, samples: int = 6) -> Config:
     return tw.configure(
         "engine=engine.py:Ready",
         "rollout.tools=[parts.py:calculate]",
         "rollout.interaction=null",
         "eval.group_size=2",
         f"eval.samples={samples}",
-        f"rollout.workers={workers}",
+        f"rollout.workers={'null' if workers is None else workers}",
         *settings,
     )
 
@@ -186,6 +188,33 @@ def test_a_worker_that_ends_or_stands_still_is_replaced(
     assert "was lost" in (there.run / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("workers", [2, 1])
+def test_a_worker_that_cannot_be_replaced_leaves_the_run_to_the_others(
+    plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch, workers: int
+):
+    start, give = WorkerPool._started, WorkerPool._give
+
+    async def no_more(self: WorkerPool) -> object:
+        if len(processes) >= workers:
+            raise EngineError("no memory is left")
+        return await start(self)
+
+    def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
+        give(self, play)
+        if play.message.number == 5 and not play.losses:
+            os.kill(self._workers[0].process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(WorkerPool, "_started", no_more)
+    monkeypatch.setattr(WorkerPool, "_give", strike)
+    if workers == 1:
+        with pytest.raises(EngineError, match="no memory is left"):
+            tw.evaluate(config(1, samples=12))
+        return
+    here, there = tw.evaluate(config(0, "run=here", samples=12)), tw.evaluate(config(2, "run=there", samples=12))
+    assert [told(each) for each in there.trajectories] == [told(each) for each in here.trajectories]
+    assert "1 of 2 are left: no memory is left" in (there.run / "log.txt").read_text()
+
+
 def test_a_group_that_ends_every_worker_stops_the_run(
     plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch
 ):
@@ -225,6 +254,24 @@ def test_a_scorer_of_the_callers_scores_here(plugins: Path, processes: list[int]
     assert set(scored) == {os.getpid()}
 
 
+def test_what_other_processes_cannot_have_is_played_here_where_nobody_asked_for_workers(
+    plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    async def customer(turn: object) -> None:
+        return None
+
+    def chosen(config: Config) -> int:
+        return 2 if config.rollout.workers is None else config.rollout.workers
+
+    monkeypatch.setattr(players, "episode_workers", chosen)
+    report = tw.evaluate(config(None, samples=1), interaction=customer)
+    assert processes == [] and "none: interaction came as Python objects" in (report.run / "plan.txt").read_text()
+    narrow = tw.evaluate(config(None, "rollout.tool_options={calculate: {concurrency: 1}}", samples=1))
+    assert processes == [] and "the tool calculate takes 1 call(s) at once" in (narrow.run / "plan.txt").read_text()
+    plan = (tw.evaluate(config(None, samples=1)).run / "plan.txt").read_text()
+    assert len(processes) == 2 and "2 processes play the episodes (rollout.workers=null)" in plan
+
+
 def test_objects_and_narrow_tools_are_refused_before_anything_starts(plugins: Path, processes: list[int]):
     async def customer(turn: object) -> None:
         return None
@@ -238,10 +285,19 @@ def test_objects_and_narrow_tools_are_refused_before_anything_starts(plugins: Pa
     assert processes == []
 
 
-def test_a_training_with_workers_has_the_numbers_of_one_without(
+def test_a_training_that_loses_a_worker_has_the_numbers_of_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[int]
 ):
     monkeypatch.chdir(tmp_path)
+    give, struck = WorkerPool._give, list[int]()
+
+    def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
+        give(self, play)
+        if play.message.split == "train" and play.message.step == 1 and not struck:  # in the middle of a step
+            struck.append(next(each.process.pid for each in self._workers if play.message.number in each.plays))
+            os.kill(struck[0], signal.SIGKILL)
+
+    monkeypatch.setattr(WorkerPool, "_give", strike)
     settings = [
         "rollout.tools=[calculate]",
         "training.steps=2",
@@ -257,7 +313,9 @@ def test_a_training_with_workers_has_the_numbers_of_one_without(
     )
     policies = [(report.run / "policy" / "model.safetensors").read_bytes() for report in (here, there)]
     assert policies[0] == policies[1]
-    assert len(processes) == 2
+    assert len(processes) == 3 and struck
+    lines = [json.loads(line) for line in (there.run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout/workers_lost"] for line in lines if "rollout/workers_lost" in line] == [0.0, 1.0]
 
 
 # --- parts -----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_a_scorer_that_is_not_there_is_found_when_the_server_is_made():
 # --- what a client may not say ------------------------------------------------------------------------------------
 
 NEVER = {
-    "tapo": ("accuracy", "accuracy_options", "judge", "judge_options"),
+    "tapo": ("accuracy", "accuracy_options", "judge", "judge_options", "rubric"),
     "judge": ("rule", "rule_options", "base_urls", "model", "api_key_env", "cache", "extra_body", "votes", "retries",
               "timeout", "concurrency", "max_tokens", "max_pixels"),
     "code_tests": ("level", "min_level", "url", "preload", "seconds", "memory_mb", "file"),

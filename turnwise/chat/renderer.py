@@ -140,18 +140,38 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[JsonSchema], media: MediaOf = NO_MEDIA) -> Prompt:
         """A first prompt, assistant header included, and the images at their places; `media` has them prepared."""
-        if self._clock is None or media:
+        name = None if media else self._name(messages, tools)
+        if name is None:
             return self._encode_all(messages, tools, media)
-        time = [datetime.now().strftime(form) for form in self._clock]
-        name = (*map(id, messages), None, *map(id, tools), *time)
-        opened = self._opened.get(name)
-        if opened is None:
-            ids = self._encode_all(messages, tools, media).ids
-            while self._opened and self._opened_tokens + len(ids) > MOST_OPENED:
-                self._opened_tokens -= len(self._opened.pop(next(iter(self._opened))).ids)
-            opened = self._opened[name] = _Opened((*messages, *tools), array("i", ids))
-            self._opened_tokens += len(ids)
+        if (opened := self._opened.get(name)) is None:
+            opened = self._keep(name, messages, tools, self._encode_all(messages, tools, media).ids)
         return Prompt(opened.ids.tolist())
+
+    def prompt_known(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> "array[int] | None":
+        """The ids of a first prompt that was rendered before."""
+        name = self._name(messages, tools)
+        return opened.ids if name is not None and (opened := self._opened.get(name)) is not None else None
+
+    def remember(self, messages: Sequence[Message], tools: Sequence[JsonSchema], ids: Sequence[int]) -> None:
+        """That another process with the same renderer has rendered these to this first prompt."""
+        if (name := self._name(messages, tools)) is not None and name not in self._opened:
+            self._keep(name, messages, tools, ids)
+
+    def _name(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> tuple[object, ...] | None:
+        """What tells a first prompt from others; None where the template may write more than is seen here."""
+        if self._clock is None:
+            return None
+        time = [datetime.now().strftime(form) for form in self._clock]
+        return (*map(id, messages), None, *map(id, tools), *time)
+
+    def _keep(
+        self, name: tuple[object, ...], messages: Sequence[Message], tools: Sequence[JsonSchema], ids: Sequence[int]
+    ) -> _Opened:
+        while self._opened and self._opened_tokens + len(ids) > MOST_OPENED:
+            self._opened_tokens -= len(self._opened.pop(next(iter(self._opened))).ids)
+        opened = self._opened[name] = _Opened((*messages, *tools), array("i", ids))
+        self._opened_tokens += len(ids)
+        return opened
 
     def extend(
         self,

@@ -12,7 +12,6 @@ GONE = {
     "algorithm.kl_horizon": "nothing; it is 10000",
     "engine.api_key_env": "nothing; the key is read from the environment as OPENAI_API_KEY",
     "eval.dump_jsonl": "turnwise eval --out FILE",
-    "learner.context_parallel": "nothing; the tokens of a sequence lie in one process",
     "rollout.excess_calls": "nothing; calls beyond rollout.max_parallel_calls are answered with an error",
     "sandbox.token_env": "nothing; the token is read from the environment as TURNWISE_SANDBOX_TOKEN",
     "sandbox.warm": "nothing; eight sessions are made ahead of need",

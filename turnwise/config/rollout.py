@@ -87,9 +87,11 @@ class RolloutConfig:
     run. With vLLM and SGLang it is twice what their servers decode together: engine.max_batch or their own option, else
     1,024 a server on a GPU of 70 GiB or more and 256 on a smaller one. Lower it when tools, users or an endpoint cannot
     serve as many."""
-    workers: int = knob(0, at_least(0, 256))
+    workers: int | None = knob(None, at_least(0, 256))
     """Processes that play the episodes, each with tools, users and scorers of its own; 0 plays them in the run's own.
-    The tokens are the same. Raise it when one core is busy with episodes while the engine waits (docs/engines.md)."""
+    The tokens are the same. Null takes 4 where a GPU of this machine writes and 4 cores are left for the run's own
+    process, fewer where fewer are left, and 0 elsewhere. Raise it when one core is busy with episodes while the engine
+    waits (docs/engines.md)."""
     max_failures: float = knob(0.5, share())
     """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far. Lower it
     when no failure is normal, raise it when a service is known to be shaky."""

@@ -19,6 +19,9 @@ EPISODES = 256
 """Under way at once, where no GPU waits for them."""
 LEAST_CAPABILITY = 8
 """Of a GPU: the first number of its compute capability."""
+MOST_WORKERS, CORES_OF_A_RUN = 4, 4
+"""Episode workers where nobody says: so many keep the process of a run busy, which has its event loop, the sampler's
+thread, the learner's launches and the recorder beside them."""
 TOKEN_BUDGET = 8192
 """Tokens of one forward pass of the learner, where memory does not decide."""
 
@@ -178,6 +181,22 @@ def choose(config: Config, visible: VisibleGpus | None = None) -> EngineChoice:
         max_batch=most,
         episodes=config.rollout.concurrency or episodes,
     )
+
+
+def episode_workers(config: Config, visible: VisibleGpus | None = None) -> int:
+    """How many processes play episodes: on a CPU that also computes none, since the cores are the engine's."""
+    if config.rollout.workers is not None:
+        return config.rollout.workers
+    device = extensions.engine(config.engine.name).device
+    if config.cluster != ONE_MACHINE or device not in ("auto", "cuda", "own"):
+        return 0
+    visible = gpus_for_sampler(config) if visible is None else visible
+    server = config.engine.name in extensions.engines() and device == "own"
+    if not (choose(config, visible).on_gpu or (server and visible.usable)):
+        return 0
+    from turnwise.engines.samplers.cpu.threads import usable_cores
+
+    return max(0, min(MOST_WORKERS, usable_cores() - CORES_OF_A_RUN))
 
 
 def published_format(config: Config) -> Precision:

@@ -96,6 +96,10 @@ class ShardedLearners(Protocol):
         """Whole copies of the learner's state that its processes hold together; ConfigError where they cannot."""
         ...
 
+    def how_shared(self, config: "Config") -> str:
+        """What each of its processes has a part of, in words."""
+        ...
+
     def read_whole(self, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
         """What its processes wrote into a checkpoint, put together."""
         ...

@@ -11,6 +11,7 @@ from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.engines.rendering import format_of
 from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, history_forecasts, spelled_warning
+from turnwise.rollout.workers.players import workers_line
 from turnwise.training.optimise import beside_policy
 from turnwise.training.replay_buffer import replayed_per_step
 from turnwise.training.staleness import treatment, unbounded
@@ -75,8 +76,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     lines.append(f"sampling     {_drawn(config.sampling)}, seed {config.seed}")
     lines += [f"evaluations  {_drawn(evaluation_sampling(config))} (eval.sampling)"] if config.eval.sampling else []
     lines.append(f"budgets      {_budgets(config.rollout)}")
-    if workers := config.rollout.workers:
-        lines.append(f"workers      {workers} processes play the episodes, with tools, users and scorers of their own")
+    lines += [f"workers      {workers}"] if (workers := workers_line(prepared)) is not None else []
     lines.append(
         f"samples      {len(prepared.samples)} ({_limit(prepared, training)}), {prepared.dropped} left out with "
         f"prompts over {config.data.max_prompt_tokens} tokens"
@@ -183,10 +183,7 @@ def _learner(config: Config) -> list[str]:
         return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
-    copies = sharded_learners().replicas(config)
-    over = "them (FSDP2)" if copies == 1 else f"each {len(devices) // copies} of them, {copies} replicas (HSDP)"
-    shared = f"weights, gradients and moments shared out over {over}"
-    return [f"learner      {len(devices)} processes {where}: {shared}"]
+    return [f"learner      {len(devices)} processes {where}: {sharded_learners().how_shared(config)}"]
 
 
 def _memory(config: Config, training: bool) -> list[str]:

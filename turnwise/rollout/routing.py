@@ -2,27 +2,34 @@
 
 import contextlib
 import difflib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.config import Config, RolloutConfig
 from turnwise.config.sections import value_of
-from turnwise.data.prompts import MARKER
-from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.errors import ConfigError, PluginError
 from turnwise.extensions import named
 from turnwise.rollout.loops.loading import Loop, Loops, RunningLoop
+from turnwise.rollout.row_columns import (
+    check_needs,
+    has_environment,
+    row_notices,
+    tools_of_column,
+    tools_of_environment,
+)
 from turnwise.rollout.toolbox.loading import builtin_tools
+from turnwise.rollout.toolbox.options import environments_of
 from turnwise.rollout.toolbox.toolbox import Toolbox
-from turnwise.rollout.tools.tool import NeedsOfRows, ReadsKwargs, Tool
+from turnwise.rollout.tools.tool import ReadsKwargs
 from turnwise.rollout.users.loading import FACTS, Users
 from turnwise.system.plugins import LONGEST_NAME
 from turnwise.types import Sample
 
 CALLING = "tool_calling"
 ONE_TURN = "inferred: no tools, no interaction"
+NO_ENVIRONMENT = "inferred: no env_name, and tools have env_names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Plan:
     def __init__(self, samples: Sequence[Sample], config: Config, toolbox: Toolbox, users: Users) -> None:
         self._config, self._toolbox, self._users = config.rollout, toolbox, users
         self.loops, self._player = Loops(config), Player.of(config)
+        self._environments = environments_of(toolbox.shared())
         chosen = [self._find_route(sample) for sample in samples]
         self._routed = {id(sample): (sample, route) for sample, route in zip(samples, chosen, strict=True)}
         """Routes of the run's samples, by identity."""
@@ -68,7 +76,7 @@ class Plan:
             *_notices(self.routes, toolbox, config.rollout, self._player),
             *idle_kwargs(samples, chosen, toolbox),
         ]
-        self.notices += row_notices(samples, [route.agent for route in chosen], toolbox.tools)
+        self.notices += row_notices(samples, [route.agent for route in chosen], toolbox)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -103,7 +111,8 @@ class Plan:
                 + " and ".join(word for word, there in (("tools", tools), ("an interaction", spec)) if there),
             )
         else:
-            agent, why = "single_turn", ONE_TURN
+            left_out = self._environments and sample.tools is None and not has_environment(sample)
+            agent, why = "single_turn", NO_ENVIRONMENT if left_out else ONE_TURN
         agent = self.loops.name_of(agent)
         loop = self._loop(agent, sample)
         # Rows of tool scripts may have query and ground_truth there, and no user.
@@ -131,13 +140,16 @@ class Plan:
         return Route(sample.data_source, agent, why, tools, user, loop, self.loops.is_own(agent))
 
     def _tools(self, sample: Sample) -> tuple[str, ...]:
-        """The row's selection, or else its column `tools`, which an agent that brings its own tools is not held to."""
+        """The row's selection, or else its column `tools`, or else those of its environment. Agents that bring tools of
+        their own are not held to the last two."""
         names = self._toolbox.names_for(sample)
         players = named("players").values()
         brings_own = self._player is not None or sample.agent in players or self._config.agent in players
         if sample.tools is not None or brings_own:
             return names
         chosen = tools_of_column(sample, self._toolbox.common)
+        if chosen is None and self._environments:
+            chosen = tools_of_environment(sample, names, self._environments)
         return names if chosen is None else chosen
 
     def _loop(self, agent: str, sample: Sample) -> Loop:
@@ -149,6 +161,8 @@ class Plan:
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:
     """What to set for a sample that brings something for more than one turn and would get one."""
+    if why == NO_ENVIRONMENT:
+        return f"sample {sample.id} has tools_kwargs and no env_name, by which tools with env_names would be its own"
     if why.startswith("inferred"):  # tools_kwargs alone: whatever else it brought would have made another loop
         if sample.tools is not None:
             return f"sample {sample.id} has tools_kwargs and its tool_selection is empty: name the tool there"
@@ -221,91 +235,3 @@ def _has_unread(kwargs: Mapping[str, Any], reads: bool | tuple[str, ...]) -> boo
     if isinstance(reads, bool):
         return bool(kwargs) and not reads
     return any(key != "create_kwargs" or not set(value or ()) <= set(reads) for key, value in kwargs.items())
-
-
-TOOLS = "tools"
-"""The column in which many rows have the schemas of their tools."""
-_MARKS = (MARKER, "<video>", "<audio>")
-_PLAYED_ELSEWHERE = {
-    **dict.fromkeys(("env_name", "env_class", "env", "environment", "env_kwargs", "env_config"),
-                    "an environment is named in rollout.agent and rollout.agent_options"),
-    **dict.fromkeys(("system", "system_prompt"), "a system message stands in the prompt"),
-    **dict.fromkeys(("chat_template_kwargs", "enable_thinking"), "chat.template_kwargs sets it for all rows"),
-    **dict.fromkeys(("max_turns", "max_steps"), "rollout.max_assistant_turns sets it for all rows"),
-    **dict.fromkeys(("agent", "agent_type"), "a row names its loop in agent_name"),
-    **dict.fromkeys(("interaction", "interaction_name"), "a row names its user in extra_info.interaction_kwargs.name"),
-    **dict.fromkeys(("tool_choice", "parallel_tool_calls", "response_format", "stop"), "no row sets it"),
-}  # fmt: skip
-"""Columns that change how other systems play a row, and what does here. Tools, scorers and loops of one's own may read
-them, so they are told of and not refused."""
-_BUILT_IN = ("single_turn", "tool_calling", "until_finish", "checker")
-"""Loops that read no column but those that a Sample has a field for."""
-
-
-def tools_of_column(sample: Sample, offered: Sequence[str]) -> tuple[str, ...] | None:
-    """The tools that the row's own column `tools` names, which the config must offer; None without the column."""
-    if TOOLS not in sample.info:
-        return None
-    names = tuple(_tool_names(sample.info[TOOLS], sample))
-    for name in names:
-        if name not in offered:
-            has = f"it has {', '.join(offered)}" if offered else "it has none"
-            raise PluginError(
-                f"sample {sample.id}: its column tools has {name[:LONGEST_NAME]!r}, which rollout.tools does not offer "
-                f"({has}): add FILE.py:{name if name.isidentifier() and len(name) < LONGEST_NAME else 'NAME'}, or leave"
-                " the column out"
-            )
-    return names
-
-
-def _tool_names(value: Any, sample: Sample) -> Iterator[str]:
-    """Of a list of names or of schemas, as OpenAI, APIGen and others write them; also as JSON in a text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else []
-        except (ValueError, RecursionError):
-            value = None
-    for entry in value if isinstance(value, list) else [None]:
-        if isinstance(entry, Mapping):
-            inner = entry.get("function", entry)
-            entry = inner.get("name") if isinstance(inner, Mapping) else None
-        if not isinstance(entry, str) or not entry:
-            raise DataError(f"sample {sample.id}: tools: expected a list of names, or of schemas with a name")
-        yield entry
-
-
-def check_needs(sample: Sample, names: Sequence[str], tools: Mapping[str, Tool]) -> None:
-    """Tools find in the sample what they work on; otherwise the first call would end the run."""
-    for name in names:
-        tool = tools[name]
-        if isinstance(tool, NeedsOfRows) and (lacking := tool.needs(sample)) is not None:
-            raise PluginError(f"sample {sample.id}: the tool {name} needs {lacking}")
-
-
-def row_notices(samples: Sequence[Sample], agents: Sequence[str], tools: Mapping[str, Tool]) -> list[str]:
-    """What a person should know of rows that are played otherwise than their columns and marks say."""
-    counts: Counter[str] = Counter()
-    for sample, agent in zip(samples, agents, strict=True):
-        if agent not in _BUILT_IN:
-            continue
-        for column, instead in _PLAYED_ELSEWHERE.items():
-            if sample.info.get(column) not in (None, "", [], {}):
-                counts[f"the column {column!r}, which is not read here: {instead}"] += 1
-        for mark in _MARKS:
-            if any(mark in text for text in _texts(sample)) and not (mark == MARKER and sample.images):
-                counts[f"{mark} in the prompt but no {mark[1:-1]} for it: it stays plain text"] += 1
-    return [f"{count} samples have {text}" for text, count in counts.items()] + _tools_without_images(samples, tools)
-
-
-def _texts(sample: Sample) -> Iterator[str]:
-    return (message.text for message in sample.prompt)
-
-
-def _tools_without_images(samples: Sequence[Sample], tools: Mapping[str, Tool]) -> list[str]:
-    """Tools that look at images where nothing brings one; another tool may make some."""
-    image_tools = [name for name, tool in tools.items() if getattr(tool, "reads_images", False)]
-    if not image_tools or len(image_tools) < len(tools):
-        return []
-    if any(sample.images or sample.tools_kwargs for sample in samples):
-        return []
-    return [f"no sample has an image for the tools {', '.join(image_tools)} to look at"]

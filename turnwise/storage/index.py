@@ -15,6 +15,7 @@ from turnwise.storage.images.copies import Album
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.tool_behaviour import tool_behaviour
+from turnwise.storage.trajectories import made_rows
 from turnwise.storage.trajectories.files import write_trajectories
 from turnwise.types import CallStatus, Ledger, Role, StopReason, Trajectory
 
@@ -131,48 +132,55 @@ def parse_line(line: str | bytes) -> Shard:
 
 def entry_of(trajectory: Trajectory, step: int) -> Entry:
     """A trajectory as a list shows it; `step` is that of its file, as in metrics.jsonl (its own keys its noise)."""
-    sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
-    behaviour = tool_behaviour(trajectory)
-    failed = sum(call.status.failed for call in calls)
-    questions = [message.text for message in sample.prompt if message.role is Role.USER]
-    check = trajectory.render_check
     return Entry(
-        sample_id=sample.id,
-        data_source=sample.data_source,
         step=step,
-        sibling=trajectory.sibling,
-        stop_reason=trajectory.stop_reason.value,
         failure=trajectory.failure,
         reward=_finite(trajectory.reward),
         parts={name: value for name, value in trajectory.parts.items() if math.isfinite(value)},
         advantage=_finite(trajectory.advantage),
         right=trajectory.right,
         first_right=trajectory.first_right,
-        seconds=_finite(trajectory.seconds) or 0.0,
-        turns=len(turns),
-        user_turns=sum(reply.role is Role.USER for turn in turns for reply in turn.replies),
-        policy_tokens=sum(turn.completion_tokens for turn in trajectory.every_turn),
-        tokens=sum(len(ledger) for ledger in trajectory.segments),
-        prompt_tokens=turns[0].prompt_tokens if turns else 0,
-        calls=len(calls),
-        failed_calls=failed,
-        malformed=sum(call.status is CallStatus.MALFORMED for call in calls),
-        tools=sorted({call.call.name for call in calls if call.call.name}),
-        call_seconds=_finite(sum(call.seconds for call in calls)) or 0.0,
-        called=bool(calls),
-        ran=failed < len(calls),
-        evidence=behaviour.evidence,
-        used=behaviour.used,
-        duplicate_calls=behaviour.duplicate_calls,
-        print_only=behaviour.print_only,
-        truncated=trajectory.stop_reason in _CUT,
-        exact=None if check is None else check.exact,
-        policy_version=min((turn.policy_version for turn in trajectory.every_turn), default=0),
         gap=_gap(trajectory.segments),
         entropy=_mean_entropy(trajectory.segments),
-        question=_excerpt(questions[-1] if questions else ""),
-        answer=_excerpt(turns[-1].message.visible if turns else ""),
+        **(made_rows.entry_of(trajectory) or lasting_entry(trajectory)),
     )
+
+
+def lasting_entry(trajectory: Trajectory) -> dict[str, Any]:
+    """What `entry_of` says and no scoring, evaluation or training changes, by the name of its field."""
+    sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
+    behaviour = tool_behaviour(trajectory)
+    failed = sum(call.status.failed for call in calls)
+    questions = [message.text for message in sample.prompt if message.role is Role.USER]
+    check = trajectory.render_check
+    return {
+        "sample_id": sample.id,
+        "data_source": sample.data_source,
+        "sibling": trajectory.sibling,
+        "stop_reason": trajectory.stop_reason.value,
+        "seconds": _finite(trajectory.seconds) or 0.0,
+        "turns": len(turns),
+        "user_turns": sum(reply.role is Role.USER for turn in turns for reply in turn.replies),
+        "policy_tokens": sum(turn.completion_tokens for turn in trajectory.every_turn),
+        "tokens": sum(len(ledger) for ledger in trajectory.segments),
+        "prompt_tokens": turns[0].prompt_tokens if turns else 0,
+        "calls": len(calls),
+        "failed_calls": failed,
+        "malformed": sum(call.status is CallStatus.MALFORMED for call in calls),
+        "tools": sorted({call.call.name for call in calls if call.call.name}),
+        "call_seconds": _finite(sum(call.seconds for call in calls)) or 0.0,
+        "called": bool(calls),
+        "ran": failed < len(calls),
+        "evidence": behaviour.evidence,
+        "used": behaviour.used,
+        "duplicate_calls": behaviour.duplicate_calls,
+        "print_only": behaviour.print_only,
+        "truncated": trajectory.stop_reason in _CUT,
+        "exact": None if check is None else check.exact,
+        "policy_version": min((turn.policy_version for turn in trajectory.every_turn), default=0),
+        "question": _excerpt(questions[-1] if questions else ""),
+        "answer": _excerpt(turns[-1].message.visible if turns else ""),
+    }
 
 
 def _tools(trajectories: Iterable[Trajectory]) -> dict[str, ToolUse]:

@@ -102,6 +102,7 @@ class Engines:
         cluster what runs there and what was lost."""
         elsewhere = {} if self.metrics is None else self.metrics()
         if self.workers is not None:
+            elsewhere["rollout/workers"] = float(self.workers.playing)
             elsewhere["rollout/workers_lost"] = float(self.workers.take_lost())
         if self.clock is None:
             return elsewhere

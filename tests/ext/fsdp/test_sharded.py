@@ -58,6 +58,7 @@ class Case:
     size: int
     model: str
     replicas: int = 1
+    context: int = 1
     lora_rank: int = 0
     critic: bool = False
     shared_critic: bool = False
@@ -69,6 +70,11 @@ CASES = {
     "native, two copies": Case(NATIVE, 4, "tied", 2, critic=True),
     "transformers, a copy each": Case(TRANSFORMERS, 2, "tied", 2),
     "transformers, LoRA, two copies": Case(TRANSFORMERS, 4, "tied", 2, lora_rank=4),
+    "native, two share a sequence": Case(NATIVE, 2, "tied", context=2, critic=True, recompute=True),
+    "native, four share a sequence": Case(NATIVE, 4, "plain", context=4, critic=True, shared_critic=True),
+    "native, two copies, two share": Case(NATIVE, 4, "tied", 2, context=2, lora_rank=4),
+    "transformers, two share a sequence": Case(TRANSFORMERS, 2, "plain", context=2, recompute=True),
+    "transformers, two pairs share": Case(TRANSFORMERS, 4, "tied", context=2, critic=True, lora_rank=4),
     "native, LoRA": Case(NATIVE, 3, "plain", lora_rank=4, critic=True, shared_critic=True),
     "transformers": Case(TRANSFORMERS, 2, "plain", critic=True),
     "transformers, LoRA": Case(TRANSFORMERS, 2, "tied", lora_rank=4, recompute=True),
@@ -104,9 +110,8 @@ def setup_of(case: Case, models: Path) -> RankSetup:
         gradient_checkpointing=case.recompute,
     )
     source = ModelSource(case.model, models / case.model)
-    return RankSetup(
-        source, case.implementation, config, 0.9, 3, 9, case.critic, reference=True, replicas=case.replicas
-    )
+    shared = {"replicas": case.replicas, "context": case.context}
+    return RankSetup(source, case.implementation, config, 0.9, 3, 9, case.critic, reference=True, **shared)
 
 
 def one_process(setup: RankSetup) -> LocalLearner:
@@ -166,8 +171,26 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return made
 
 
+def same_moments(folder: Path) -> None:
+    """Of what one process and several saved after a step."""
+    (one, info), (several, info_several) = read_state(folder / "one"), read_state(folder / "several")
+    assert info == info_several and one.keys() == several.keys()
+    moments = [key for key in one if key.endswith((".exp_avg", ".exp_avg_sq"))]
+    assert len(moments) > 10, "after one step these are the gradient and its square"
+    for key in moments:
+        scale = float(one[key].abs().max()) or 1.0  # a critic whose head is zero has no gradient below it
+        close(one[key] / scale, several[key] / scale)
+
+
 # Of this model with all weights there is the native case, and with a part of them the LoRA one.
-DEAR = ("transformers", "transformers, LoRA, two copies", "transformers, a copy each")
+DEAR = (
+    "transformers",
+    "transformers, LoRA, two copies",
+    "transformers, a copy each",
+    "native, four share a sequence",
+    "native, two copies, two share",
+    "transformers, two pairs share",
+)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +211,7 @@ def test_several_processes_compute_what_one_computes(
     there.save(tmp_path / "several")
     same(here.update(batches(2), OBJECTIVE), there.update(batches(2), OBJECTIVE))  # while it is written
     there.saved()
-    (one, info), (several, info_several) = read_state(tmp_path / "one"), read_state(tmp_path / "several")
-    assert info == info_several and one.keys() == several.keys()
-    moments = [key for key in one if key.endswith((".exp_avg", ".exp_avg_sq"))]
-    assert len(moments) > 10, "after one step these are the gradient and its square"
-    for key in moments:
-        scale = float(one[key].abs().max()) or 1.0  # a critic whose head is zero has no gradient below it
-        close(one[key] / scale, several[key] / scale)
+    same_moments(tmp_path)
     for who in asked:
         close(here.score(batches(3)[0], who), there.score(batches(3)[0], who), 1e-4)
     mine, theirs = weights(here), weights(there)
@@ -359,7 +376,7 @@ def test_a_table_asks_for_members_of_enums_alone(owner: str, name: str, tmp_path
 
 
 @pytest.mark.long  # tests/engines/test_skeleton.py has what is read, the cases above have what is computed
-@pytest.mark.parametrize("kind", ["qwen3_moe", "gguf"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gguf", "gemma3_text"])  # all layers of the last differ
 def test_experts_and_packed_files_are_read_by_ranks_too(
     kind: str, groups: dict[int, LocalRanks], tmp_path: Path
 ) -> None:
@@ -377,6 +394,23 @@ def test_experts_and_packed_files_are_read_by_ranks_too(
     assert mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
     same(here.update(batches(1), OBJECTIVE), there.update(batches(1), OBJECTIVE))
     close(here.score(batches(2)[0], Who.REFERENCE), there.score(batches(2)[0], Who.REFERENCE))
+
+
+@pytest.mark.long  # the cases above have plain attention
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "gemma2"])
+def test_sinks_windows_caps_and_values_of_another_size_are_shared_too(
+    kind: str, groups: dict[int, LocalRanks], tmp_path: Path
+) -> None:
+    build(kind).save_pretrained(tmp_path)
+    config = LearnerConfig(lr=1e-2)
+    setup = RankSetup(ModelSource("it", tmp_path), TRANSFORMERS, config, 0.9, 3, 9, reference=True, context=2)
+    here, there = one_process(setup), ShardedLearner(groups[2], setup)
+    close(here.score(batches(2)[0], Who.POLICY), there.score(batches(2)[0], Who.POLICY))
+    same(here.update(batches(1), OBJECTIVE), there.update(batches(1), OBJECTIVE))
+    here.save(tmp_path / "one")
+    there.save(tmp_path / "several")
+    there.saved()
+    same_moments(tmp_path)
 
 
 def test_an_error_on_one_rank_is_the_learners_and_changes_nothing(

@@ -1,6 +1,7 @@
 """A minibatch dealt out over ranks: nothing is lost or done twice, and nobody has much more to do than another."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,13 @@ import torch
 from batches import batch_of
 
 from turnwise import configure
+from turnwise.engines import bundled
 from turnwise.engines.learners.learner import TokenBatch
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import StateShape
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.learner import deal, laid_out
+from turnwise.ext.fsdp.models import _refuse_slices
 from turnwise.ledger import Media, MediaSpan, check_places
 from turnwise.reports.plan import plan_text
 from turnwise.rollout.prepare import prepare
@@ -96,7 +101,19 @@ def test_images_go_with_their_sequences() -> None:
     assert sorted(found) == sorted(span.media.digest for batch in shown for span in batch.media)
 
 
+def test_ranks_that_share_a_sequence_must_divide_its_heads() -> None:
+    model = Decoder.skeleton(next(iter(bundled.__path__)) / Path("tiny"))
+    _refuse_slices(model, 1)
+    with pytest.raises(EngineError, match=r"fsdp.context_parallel=7 does not divide the \d+ query heads"):
+        _refuse_slices(model, 7)
+    model.shape = replace(model.shape, states=(StateShape(((4,),), (torch.float32,)),))
+    with pytest.raises(EngineError, match="has recurrent layers, whose states go from token to token"):
+        _refuse_slices(model, 2)
+
+
 def test_the_plan_says_how_many_copies_share_the_state() -> None:
-    config = configure("learner.processes=4", "fsdp.replicas=2", "learner.device=cpu")
+    settings = ("learner.processes=4", "fsdp.replicas=2", "fsdp.context_parallel=2", "learner.device=cpu")
+    config = configure(*settings)
     text = plan_text(prepare(config, "train", limit=2), training=True)
     assert "4 processes on the CPU (gloo)" in text and "each 2 of them, 2 replicas (HSDP)" in text
+    assert "(HSDP); each 2 share the tokens of a sequence" in text

@@ -30,7 +30,7 @@ from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcom
 from turnwise.ext.ray.placement import RayPlacement
 from turnwise.ext.ray.ranks import OWN, ActorRanks, Home, RankActor
 from turnwise.ext.ray.resource_needs import Room, demands, in_words, lay_out
-from turnwise.ext.ray.sampler_actor import SamplerFacts
+from turnwise.ext.ray.sampler_actor import SamplerFacts, fetched
 from turnwise.ext.ray.samplers import ActorSampler, open_samplers
 from turnwise.ext.ray.sandboxes import ClusterPool
 from turnwise.ext.ray.weight_store import WeightsPlan, pack, unpack
@@ -465,12 +465,36 @@ def test_weights_arrive_as_they_were_put(dtype: str, monkeypatch: pytest.MonkeyP
     plan = WeightsPlan.of({name: tuple(tensor.shape) for name, tensor in tensors.items()}, dtype)
     parts = list(pack(plan, reversed(tensors.items())))
     assert len(parts) == len(plan.parts) > 2
-    others = list(pack(plan, ((name, tensor.to("meta")) for name, tensor in reversed(tensors.items())), keep=False))
-    assert others == [None] * len(parts), "a rank that is not the first copies nothing"
+    for owner in range(2):
+        own = {name for names in plan.parts[owner::2] for name in names}
+        shown = {name: tensor if name in own else tensor.to("meta") for name, tensor in tensors.items()}
+        mine = list(pack(plan, reversed(shown.items()), owner=owner, owners=2))  # what lies on meta cannot be copied
+        assert [part is not None and part.keys() for part in mine] == [
+            number % 2 == owner and part.keys() for number, part in enumerate(parts) if part is not None
+        ]
     update = unpack(plan.shapes, parts)
     found = dict(update.tensors)
     assert update.shapes == plan.shapes and found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name].to(getattr(torch, dtype))) for name in tensors)
+
+
+def test_nodes_begin_with_different_parts_and_give_all_in_order() -> None:
+    orders = []
+    for node in (0, 5):
+        asked: list[int] = []
+
+        async def part(number: int, asked: list[int] = asked) -> object:
+            asked.append(number)
+            later: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+            later.set_result({"it": number})
+            return {"it": number} if number % 2 else later  # of a learner alone, or where a rank has put it
+
+        async def all_of_them(node: int = node) -> list[Any]:
+            return await fetched([part(number) for number in range(4)], node)
+
+        assert asyncio.run(all_of_them()) == [{"it": number} for number in range(4)]
+        orders.append(asked)
+    assert orders == [[0, 1, 2, 3], [1, 2, 3, 0]]
 
 
 class Saving:

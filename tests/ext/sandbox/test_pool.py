@@ -242,11 +242,14 @@ def test_the_folder_of_a_session_is_its_users_alone(tmp_path):
 def test_of_the_default_packages_those_that_are_not_installed_are_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packages = ("numpy", "no_such_package.plot")
+    packages = ("numpy", "no_such_package.plot", "no_eyes.a", "no_eyes.b")
     monkeypatch.setattr("turnwise.ext.sandbox.pool.PRELOADED", packages)
+    monkeypatch.setattr("turnwise.ext.sandbox.pool.VISION", packages[2:])
 
     async def body(pool: SandboxPool) -> str | None:
-        assert "cannot import no_such_package: pip install 'turnwise[sandbox]'" in pool.report.text()
+        assert "cannot import no_such_package: pip install 'turnwise[sandbox]'" in pool.report.summary()
+        assert "no_eyes" not in pool.report.summary()
+        assert "code about images cannot import no_eyes: pip install 'turnwise[vision]'" in pool.report.text()
         async with pool.session() as session:
             return (await session.run("import sys\n'numpy' in sys.modules")).value
 

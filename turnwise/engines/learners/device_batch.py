@@ -39,6 +39,8 @@ class DeviceBatch:
     """[S] policy tokens of each sequence."""
     index: Tensor
     """[N]"""
+    places: Ints
+    """[N] the same on the host."""
     trajectory: Tensor
     """[N]"""
     trajectory_tokens: Tensor
@@ -80,6 +82,7 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
         lengths=tuple(batch.lengths.tolist()),
         written=tuple(np.diff(ends, prepend=0).tolist()),
         index=sent(torch.tensor(batch.index), device),
+        places=batch.index,
         trajectory=sent(torch.tensor(batch.trajectory), device),
         trajectory_tokens=sent(torch.tensor(batch.trajectory_tokens), device),
         minibatch_tokens=batch.minibatch_tokens,

@@ -78,14 +78,18 @@ class ForwardPass:
         recompute: int,
         sequences: Sequence[ImageSequence],
     ) -> Tensor:
-        recurrence = Recurrence(tuple(lengths)) if model.shape.states else None
-        if any(sequence.media for sequence in sequences):
-            inputs = self._with_images(model, tokens, sequences, recurrence)
-        else:
-            places = attention.sent(attention.positions(lengths), self.device)
-            inputs = ModelInputs(tokens, places, recurrence=recurrence)
+        inputs = self._inputs(model, tokens, lengths, sequences)
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
+
+    def _inputs(
+        self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], sequences: Sequence[ImageSequence]
+    ) -> ModelInputs:
+        recurrence = Recurrence(tuple(lengths)) if model.shape.states else None
+        if any(sequence.media for sequence in sequences):
+            return self._with_images(model, tokens, sequences, recurrence)
+        places = attention.sent(attention.positions(lengths), self.device)
+        return ModelInputs(tokens, places, recurrence=recurrence)
 
     def _with_images(
         self, model: PolicyModel, tokens: Tensor, sequences: Sequence[ImageSequence], recurrence: Recurrence | None

@@ -213,10 +213,6 @@ class PolicyModel(nn.Module, ABC):
         A model that was read whole has done so."""
         return
 
-    def take_probe(self, other: Self) -> None:
-        """Know what `probe` found of another model of the same code."""
-        return
-
     @abstractmethod
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside, the weights below the adapter answer: the reference policy at no cost. No adapter is an error."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from turnwise.ext.fsdp.rank import RankResults, Weight
 from turnwise.ext.fsdp.rank_group import Ranks, rank_names
 from turnwise.ext.fsdp.rank_setup import RankSetup
 
+T = TypeVar("T")
 ARRAYS = PER_TOKEN
 
 
@@ -158,10 +159,19 @@ class ShardedLearner:
         """Makes the same call to every rank and returns their answers."""
         return self._call(method, [arguments] * self._ranks.size)
 
+    def _deal(self, batches: Sequence[TokenBatch]) -> Shares:
+        """Passes of the ranks, or of those that share them."""
+        together = self._setup.context
+        return deal(batches, self._ranks.size // together, together * self._rank_budget())
+
     def _dealt(self, method: str, shares: Shares, *given: Any) -> list[Any]:
         """A call to every rank with its own passes."""
         passes = [[None if share is None else share.batch for share in mine] for mine in shares]
-        return self._call(method, [(mine, *given) for mine in passes])
+        return self._call(method, [(mine, *given) for mine in passes for _ in range(self._setup.context)])
+
+    def _firsts(self, results: list[T]) -> list[T]:
+        """Of ranks that share their passes the first one's: the others have the same."""
+        return results[:: self._setup.context]
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -188,8 +198,8 @@ class ShardedLearner:
         if who is Who.REFERENCE and not self._setup.reference:
             raise EngineError("this learner has no reference policy")
         self._check(batch)
-        shares = deal([batch], self._ranks.size, self._rank_budget())
-        return laid_out(self._dealt("score", shares, who), shares, [batch])[0]
+        shares = self._deal([batch])
+        return laid_out(self._firsts(self._dealt("score", shares, who)), shares, [batch])[0]
 
     def _check(self, batch: TokenBatch) -> None:
         """Before any rank waits for another in a collective."""
@@ -209,8 +219,9 @@ class ShardedLearner:
             raise EngineError("an update needs a batch")
         for batch in batches:
             self._check(batch)
-        shares = deal(batches, self._ranks.size, self._rank_budget())
+        shares = self._deal(batches)
         results: list[RankResults] = self._dealt("accumulate", shares, objective)
+        firsts = self._firsts(results)
         try:
             metrics = self._metrics(results, batches)
             norms = self._norms(results)
@@ -224,23 +235,24 @@ class ShardedLearner:
             prefix = "" if name == "policy" else f"{name}_"
             metrics |= {f"{prefix}grad_norm": norm, f"{prefix}lr": rates[name]}
         arrays = (
-            laid_out([getattr(result, name) for result in results], shares, batches)
+            laid_out([getattr(result, name) for result in firsts], shares, batches)
             for name in ("logprobs", "entropies")
         )
         return UpdateResult([TokenOutputs(*pair) for pair in zip(*arrays, strict=True)], metrics)
 
-    def _metrics(self, results: Sequence[RankResults], batches: Sequence[TokenBatch]) -> dict[str, float]:
+    def _metrics(self, results: list[RankResults], batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Shares of the ranks' passes added up; every loss must be finite."""
         names = rank_names(self._ranks.size)
         for rank, result in enumerate(results):
             if result.error is not None:
                 result.error.throw(names[rank])
-        losses = [loss for result in results for loss in result.losses]
+        firsts = self._firsts(results)
+        losses = [loss for result in firsts for loss in result.losses]
         for loss in losses:
             if not math.isfinite(loss):
                 raise NotFinite(f"the loss is {loss} after {self.step} weight updates")
         counted = batches[0].minibatch_tokens / sum(len(batch.index) for batch in batches)
-        shares = [metrics for result in results for metrics in result.metrics]
+        shares = [metrics for result in firsts for metrics in result.metrics]
         totals = {
             name: sum(share[name] for share in shares) * (counted if name in MEANS else 1.0) for name in shares[0]
         }

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,23 @@ from turnwise.engines.learners.watching import count_progress
 from turnwise.engines.learners.working_weights import refuse_narrow, working_dtype
 from turnwise.engines.model.checkpoint_rows import CheckpointRows
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.loading import add_lora, choose_implementation, read_model, read_skeleton, train_vision
+from turnwise.engines.model.loading import (
+    ImplementationChoice,
+    add_lora,
+    choose_implementation,
+    read_model,
+    read_skeleton,
+    train_vision,
+)
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.rank_setup import RankSetup
 from turnwise.ext.fsdp.shards import local_part, meta, own_rows
 from turnwise.ledger import Media
+
+if TYPE_CHECKING:
+    from turnwise.engines.model.transformers.model import TransformersModel
+    from turnwise.engines.model.transformers.probe import ProbeFindings
 
 T = TypeVar("T")
 
@@ -74,9 +85,10 @@ def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh, group
     """
     choice = choose_implementation(setup.source, setup.implementation)
     if setup.source.gguf_file is None:
+        told = _tried_by_few(setup, choice) if dist.get_rank() == 0 else None
         skeleton = _built(read_skeleton(setup.source, choice, torch.float32), setup, config, mesh)
         _fill(skeleton, CheckpointRows(setup.source.folder))
-        return _finished(skeleton, setup, config, group)
+        return _finished(skeleton, setup, config, group, _tried_out(skeleton, setup, told, group))
     built: _Built | None = None
     for turn in range(dist.get_world_size()):
         if turn == dist.get_rank():
@@ -84,7 +96,7 @@ def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh, group
         dist.barrier(group=group)
         count_progress()
     assert built is not None
-    return _finished(built, setup, config, group)
+    return _finished(built, setup, config, group, _why_no_images(built.policy, setup.picture))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +131,18 @@ def _built(policy: PolicyModel, setup: RankSetup, config: LearnerConfig, mesh: D
     return _Built(policy, critic, _shared_out(Root(policy, critic), how), reference, dtype, mesh.device_type, home)
 
 
-def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dist.ProcessGroup) -> RankModels:
+def _finished(
+    built: _Built, setup: RankSetup, config: LearnerConfig, group: dist.ProcessGroup, text_only: str | None
+) -> RankModels:
     """With what is known of them."""
     policy, critic, root = built.policy, built.critic, built.root
+    if setup.context > 1:
+        _refuse_slices(policy, setup.context)
     if policy.shape.no_packing is not None:
         raise EngineError(
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
             "cannot take as many passes as each other; set learner.processes=1"
         )
-    text_only: str | None = "the model reads text only"
-    if policy.reads_images:
-        text_only = _together(root, lambda: _why_no_images(policy, setup.picture))
     for model in (policy, *_copies(built)):
         _trust_images(model)
     trained = {"policy": _trained(policy)} | ({} if critic is None else {"critic": _trained(critic)})
@@ -140,6 +153,23 @@ def _finished(built: _Built, setup: RankSetup, config: LearnerConfig, group: dis
     return RankModels(policy, critic, root, built.reference, trained, _unused(critic), kinds, same, autocast, text_only)
 
 
+def _refuse_slices(policy: PolicyModel, context: int) -> None:
+    """Of sequences, where ranks have no more than those."""
+    if policy.shape.states:
+        raise EngineError(
+            f"fsdp.context_parallel={context}: this model has recurrent layers, whose states go from token to token "
+            "and not from rank to rank; set it to 1"
+        )
+    heads = policy.config.num_heads if isinstance(policy, Decoder) else _heads(_theirs(policy))
+    if heads % context:
+        raise EngineError(f"fsdp.context_parallel={context} does not divide the {heads} query heads of this model")
+
+
+def _heads(model: "TransformersModel") -> int:
+    """As its config counts them; layers that have others say so themselves."""
+    return getattr(model.model.config.get_text_config(), "num_attention_heads", 0)
+
+
 def _copies(built: _Built) -> list[PolicyModel]:
     """The models that begin as the policy does."""
     trunk = None if built.critic is None else built.critic.trunk
@@ -148,7 +178,7 @@ def _copies(built: _Built) -> list[PolicyModel]:
 
 
 def _fill(built: _Built, checkpoint: CheckpointRows) -> None:
-    """Read this rank's rows into parameters that are on the meta device so far, and try out code that is not ours."""
+    """Read this rank's rows into parameters that are on the meta device so far."""
 
     def room(tensor: Tensor) -> Tensor:
         device = built.home if isinstance(tensor, DTensor) else built.device
@@ -163,10 +193,52 @@ def _fill(built: _Built, checkpoint: CheckpointRows) -> None:
 
     for model in (built.policy, *_copies(built)):
         model.fill(checkpoint, place)
-    if not isinstance(built.policy, Decoder):
-        _together(built.root, built.policy.probe)
-    for model in _copies(built):
-        model.take_probe(built.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What a model of code that is not ours was found to do."""
+
+    found: "ProbeFindings"
+    text_only: str | None
+
+
+def _tried_by_few(setup: RankSetup, choice: ImplementationChoice) -> _Tried | None:
+    """By its first layers, which are read whole and dropped again; None where they cannot answer for all."""
+    model = read_skeleton(setup.source, choice, torch.float32)
+    if isinstance(model, Decoder):
+        return None
+    model = _theirs(model)
+    with model.few_layers(CheckpointRows(setup.source.folder)) as answered:
+        text_only = _why_no_images(model, setup.picture) if answered else None
+    if not answered or (model.reads_images and text_only is not None):
+        return None
+    return _Tried(model.findings, text_only)
+
+
+def _tried_out(built: _Built, setup: RankSetup, told: _Tried | None, group: dist.ProcessGroup) -> str | None:
+    """What the first rank was told by a few layers, all know; where those did not answer, all ranks try all layers
+    together. Why the policy is given no images, if it is given none."""
+    policy = built.policy
+    if isinstance(policy, Decoder):
+        return _why_no_images(policy, None)
+    box = [told]
+    dist.broadcast_object_list(box, src=0, group=group)
+    if box[0] is None:
+        _together(built.root, policy.probe)
+        text_only = _together(built.root, lambda: _why_no_images(policy, setup.picture))
+        box = [_Tried(_theirs(policy).findings, text_only)]
+    assert box[0] is not None
+    for model in (policy, *_copies(built)):
+        _theirs(model).take_findings(box[0].found)
+    return box[0].text_only
+
+
+def _theirs(model: PolicyModel) -> "TransformersModel":
+    from turnwise.engines.model.transformers.model import TransformersModel  # slow to import, and there already
+
+    assert isinstance(model, TransformersModel)
+    return model
 
 
 @torch.no_grad()
@@ -217,15 +289,13 @@ def _shared_out(root: Root, how: Mapping[str, Any]) -> Root:
 
 
 def _layers(model: PolicyModel) -> list[nn.Module]:
-    if isinstance(model, Decoder):
-        return list(model.layers)
-    from turnwise.engines.model.transformers.model import TransformersModel  # slow to import, and there already
-
-    return model.layer_modules() if isinstance(model, TransformersModel) else []
+    return list(model.layers) if isinstance(model, Decoder) else _theirs(model).layer_modules()
 
 
 def _why_no_images(policy: PolicyModel, picture: Media | None) -> str | None:
-    """Held against the model's own code, by all ranks at once."""
+    """Held against the model's own code."""
+    if not policy.reads_images:
+        return "the model reads text only"
     try:
         policy.encode_images([] if picture is None else [picture])
     except EngineError as error:
@@ -253,10 +323,7 @@ def _unused(critic: Critic | None) -> set[str]:
         return set()
     if isinstance(trunk, Decoder):
         return set() if trunk.head is None else {"trunk.head"}
-    from turnwise.engines.model.transformers.model import TransformersModel
-
-    assert isinstance(trunk, TransformersModel)
-    tied = trunk.model.get_input_embeddings().weight
-    head = trunk.model.get_output_embeddings()
+    model = _theirs(trunk).model
+    tied, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     own = {parameter for parameter in head.parameters() if parameter is not tied}
     return {name for name, parameter in critic.named_parameters() if parameter in own}

@@ -31,7 +31,25 @@ def replicas(config: Config) -> int:
             f"fsdp.replicas={copies} does not divide learner.processes={processes}: each copy of the state is "
             "shared out over as many processes as the others"
         )
+    if (processes // copies) % context(config):
+        raise ConfigError(
+            f"fsdp.context_parallel={context(config)} does not divide {processes // copies}, which is "
+            "learner.processes / fsdp.replicas: as many processes of a copy share each sequence"
+        )
     return copies
+
+
+def context(config: Config) -> int:
+    """Processes that share the tokens of each sequence."""
+    return section(config, FsdpConfig).context_parallel
+
+
+def how_shared(config: Config) -> str:
+    """What the processes have each a part of, in words."""
+    processes, copies, sequence = config.learner.processes, replicas(config), context(config)
+    over = "them (FSDP2)" if copies == 1 else f"each {processes // copies} of them, {copies} replicas (HSDP)"
+    shared = "" if sequence == 1 else f"; each {sequence} share the tokens of a sequence"
+    return f"weights, gradients and moments shared out over {over}{shared}"
 
 
 def read_whole(folder: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
@@ -93,6 +111,7 @@ def open_over_ranks(
         reference=parts.reference,
         picture=None if renderer.images is None else renderer.images.prepare(small_picture()),
         replicas=replicas(config),
+        context=context(config),
         published=published.value,
     )
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)

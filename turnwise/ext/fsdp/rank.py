@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
-from turnwise.engines.learners.forward_pass import ForwardPass
 from turnwise.engines.learners.learner import Floats, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import CHUNK_TOKENS
 from turnwise.engines.learners.losses import PolicyTokens, evaluate
@@ -34,6 +33,7 @@ from turnwise.ext.fsdp import state as sharded_state
 from turnwise.ext.fsdp.models import open_models
 from turnwise.ext.fsdp.rank_setup import RankPlace, RankSetup
 from turnwise.ext.fsdp.shards import WeightGatherer, local_part, shared_out_as
+from turnwise.ext.fsdp.sliced_pass import ContextGroup, SlicedPass
 
 STREAM_BYTES = 64 * 2**20
 """Weights that go to the driver in one answer, unless a single one is larger."""
@@ -85,13 +85,14 @@ class Rank:
         )
         self._files = dist.new_group(backend="gloo", timeout=timeout)
         """For checkpoints, which are written while the others compute."""
+        self._context = _context(setup.context, timeout)
         mesh = _mesh(self.device.type, position.size, setup.replicas)
         models = open_models(setup, self._config, mesh, self._files)
         dist.barrier(group=self._files)
         count_progress()
         self._models, vocabulary = models, models.policy.shape.vocab_size
         rows = CHUNK_TOKENS if self.device.type == "cpu" else logit_rows(vocabulary, free_bytes(self.device))
-        self._forward = ForwardPass(self.device, setup.temperature, models.autocast, rows)
+        self._forward = SlicedPass(self.device, setup.temperature, models.autocast, rows, context=self._context)
         self._whole = WeightGatherer(self.device)
         lrs = {"policy": self._config.lr, "critic": self._config.critic_lr}
         self._local = {
@@ -185,8 +186,11 @@ class Rank:
 
     def _pass(self, batch: TokenBatch | None, objective: Objective, totals: RankResults) -> RankResults:
         here = on_device(batch or IDLE, self.device)
-        again = self._memory.layers_again(len(here.tokens))
-        with self._memory.measured(len(here.tokens)):
+        tokens = -(-len(here.tokens) // (1 if self._context is None else self._context.size))
+        again = self._memory.layers_again(tokens)
+        if self._context is not None:  # a layer that is computed again attends again, with all of them
+            again = self._context.most(again)
+        with self._memory.measured(tokens):
             outputs = PolicyTokens(*self._models.root(lambda: self._forwarded(here, again)))
             error = totals.error
             parts = [part for part in (outputs.logprobs, outputs.entropy, outputs.values) if part is not None]
@@ -215,8 +219,7 @@ class Rank:
     def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None, recompute: int = 0) -> Tensor:
         if critic.trunk is not None:
             hidden = self._forward.hidden(critic.trunk, batch, recompute)
-        values: Tensor = critic(hidden)
-        return values
+        return self._forward.of_all(critic(hidden), batch)
 
     def step(self, norms: Mapping[str, float]) -> dict[str, float]:
         """Change the weights by the gradients that wait, whose norms over all ranks these are; the learning rates."""
@@ -347,6 +350,15 @@ def _mesh(device: str, size: int, replicas: int) -> DeviceMesh:
     if replicas == 1:
         return init_device_mesh(device, (size,))
     return init_device_mesh(device, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _context(size: int, timeout: timedelta) -> ContextGroup | None:
+    """The ranks that share this one's passes: neighbours, which exchange the most."""
+    if size == 1:
+        return None
+    group, _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]
+    host, _ = dist.new_subgroups(size, timeout=timeout, backend="gloo")  # type: ignore[no-untyped-call]
+    return ContextGroup(group, host)
 
 
 def _meeting(position: RankPlace, timeout: timedelta) -> Store:

@@ -26,6 +26,8 @@ class RankSetup:
     """A small one, for finding out whether the model makes of an image what its own code makes of it."""
     replicas: int = 1
     """Whole copies of the state that the ranks hold together; those of one copy have numbers that follow each other."""
+    context: int = 1
+    """Ranks that share every pass, a slice of its tokens each; their numbers follow each other."""
     published: str = "float32"
     """The number format that weights are given in, as torch calls it: the sampler's, so that no more travels than it
     keeps."""

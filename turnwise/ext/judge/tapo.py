@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 from turnwise.errors import ConfigError
 from turnwise.errors.nearest_name import unknown
 from turnwise.ext.judge.budget import refuse_budget
+from turnwise.ext.judge.rubrics import GENERAL, RubricChoice, rubric_of
 from turnwise.ext.judge.tool_misuse import EXECUTED, Penalties, misuse_by_turn
-from turnwise.ext.judge.turn_scores import LLM, View, turn_scorer
+from turnwise.ext.judge.turn_scores import LLM, RULES, View, turn_scorer
 from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.service import ReadTruth, truth_reader
@@ -18,6 +19,7 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 TAGS = ("think", "code", "answer", "tool_call")
 ACC = "acc"
 MISUSE = "misuse"
+RUBRIC = "rubric"
 
 
 class Need(enum.Enum):
@@ -25,10 +27,15 @@ class Need(enum.Enum):
 
     search = "search"
     """The answer has to be looked for: each tool turn is judged by what it found."""
+    useful = "useful"
+    """It can be had without, and tools may do a part: each tool turn is judged by that part, and none is missed."""
     optional = "optional"
     """It can be had without: a tool turn is worth 0, so that nothing is paid for idle calls."""
     none = "none"
     """Tools only cost: a tool turn is worth `needless`."""
+
+
+JUDGED = (Need.search, Need.useful)
 
 
 @client_options(
@@ -46,6 +53,7 @@ async def tapo(
     need: str | Mapping[str, str] = "search",
     judge: str = LLM,
     judge_options: Mapping[str, Any] | None = None,
+    rubric: RubricChoice | None = None,
     view: str = "evidence_only",
     show_images: bool = True,
     needless: float = -0.25,
@@ -54,9 +62,10 @@ async def tapo(
 ) -> Score:
     """`acc_weight * acc + format_weight * format + tool_weight * tool`; `tool` is the mean over the tool turns.
 
-    `accuracy` names another scorer. `need` is search, optional or none, for all or by data source. A turn that misused
-    a tool is worth its penalty and is not shown to the judge. `show_images`: the judge sees the question's images and
-    those of the turn; a model that reads text only needs false.
+    `accuracy` names another scorer. `need` is search, useful, optional or none, for all or by data source; turns are
+    judged for search and useful, by `rubric`: for all, or by data source (see `rubric_of`). A turn that misused a tool
+    is worth its penalty and is not shown to the judge. `show_images`: the judge sees the question's images and those of
+    the turn; a model that reads text only needs false.
     """
     check_weights(acc_weight, tool_weight)
     penalties = Penalties.of(tool_misuse or {}, max_crop)
@@ -65,19 +74,22 @@ async def tapo(
     wanted, chosen_view = need_of(trajectory.sample.data_source, need), _choice(View, view, "view")
     base = await evaluate(ScorerSpec(accuracy, dict(accuracy_options or {})).make(), trajectory)
     acc = base.parts.get(ACC, base.reward)
-    misused = misuse_by_turn(trajectory, search=wanted is Need.search, max_crop=max_crop)
+    misused = misuse_by_turn(trajectory, search=wanted in JUDGED, max_crop=max_crop)
     penalized = {index: penalties.total(kinds) for index, kinds in misused.items()}
     remarks = [Remark(MISUSE, ", ".join(sorted(kinds)), penalized[index], index) for index, kinds in misused.items()]
     turns = [turn for turn in trajectory.turns if turn.index not in penalized and _executed(turn)]
-    if wanted is Need.search:
+    if wanted in JUDGED:
         # A turn whose calls all failed showed nothing; that it was repaired is why it has no penalty.
         worked = [turn for turn in turns if any(record.status is CallStatus.OK for record in turn.calls)]
-        score_turns = turn_scorer(judge, chosen_view, judge_options or {}, show_images=show_images)
+        chosen_rubric = rubric_of(trajectory.sample, rubric)
+        score_turns = turn_scorer(judge, chosen_view, judge_options or {}, chosen_rubric, show_images=show_images)
         judged = await score_turns(trajectory, worked) if worked else {}
         scores = penalized | {turn.index: judged[turn.index].value if turn.index in judged else 0.0 for turn in turns}
         remarks += [
             Remark(judge, verdict.words, verdict.value, index) for index, verdict in judged.items() if verdict.words
         ]
+        if judged and judge not in RULES and chosen_rubric.name != GENERAL:
+            remarks.insert(0, Remark(RUBRIC, chosen_rubric.name))
     else:
         worth = needless if wanted is Need.none else 0.0
         scores = penalized | {turn.index: worth for turn in turns}
@@ -108,7 +120,7 @@ def need_of(data_source: str, need: str | Mapping[str, str]) -> Need:
         return _choice(Need, need, "need")
     chosen = need.get(data_source, need.get("default"))
     if chosen is None:
-        raise ConfigError(f"tapo: need has no {unknown('data source', data_source, need)} Add it, or a default.")
+        raise ConfigError(f"tapo: need: {unknown('data source', data_source, need)} Add it, or a default.")
     return _choice(Need, chosen, f"need of {data_source}")
 
 

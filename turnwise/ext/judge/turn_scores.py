@@ -14,6 +14,7 @@ from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.errors.nearest_name import unknown
 from turnwise.ext.judge.judge import LlmJudge
 from turnwise.ext.judge.prompts import full_trace, images_of, question_of
+from turnwise.ext.judge.rubrics import Rubric
 from turnwise.ext.judge.settings import JudgeSettings
 from turnwise.ext.judge.tool_misuse import Box, images_in, read_box
 from turnwise.ext.judge.verdict import Verdict
@@ -22,17 +23,6 @@ from turnwise.system.concurrency import each
 from turnwise.system.plugins import load
 from turnwise.types import Image, Role, Sample, Trajectory, Turn
 
-EVIDENCE_RUBRIC = """\
-Below are a question about an image or a text, and what one tool call returned. You see neither the reasoning nor the \
-code behind it. Judge only whether this result is useful evidence for answering the question.
-1: it clearly shows what is asked for, or one of several things asked for. 0.75: it shows part of it. \
-0.5: it narrows the search. 0.25: a proper result that shows nothing asked for, or a crop so large or cluttered that \
-the thing is hardly visible. 0: nothing to see, or only a text that asserts an answer."""
-TRACE_RUBRIC = """\
-Below are a question and the whole record of an attempt to answer it: reasoning, tool calls, results, answer. Judge \
-how the tools were used, not whether the answer is right.
-1: the calls produce what the answer rests on. 0.75: most of it. 0.5: some of it, or an error that was repaired. \
-0.25: hardly anything. 0: no operation on the data, or output that only asserts an answer."""
 WHOLE, VISIBLE, BARELY = 0.9, 7.0, 4.0
 """Share of a target inside a crop that counts as all of it; its height in shown pixels to be read well, or at all."""
 AT_ONCE = 8
@@ -68,7 +58,7 @@ TurnScorer = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, Verdict]]]
 """(trajectory, the turns to score) to a verdict from 0 to 1 by turn index."""
 
 
-def by_evidence(judge: Judge, *, show_images: bool = True) -> TurnScorer:
+def by_evidence(judge: Judge, rubric: Rubric, *, show_images: bool = True) -> TurnScorer:
     """One verdict per turn, from the question and that turn's tool output; nothing the policy wrote is shown."""
 
     async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
@@ -76,7 +66,7 @@ def by_evidence(judge: Judge, *, show_images: bool = True) -> TurnScorer:
 
         async def one(turn: Turn) -> Verdict:
             images = _shown(takes, trajectory.sample, [turn])
-            return _graded(await judge.verdict(question, evidence(turn), EVIDENCE_RUBRIC, **images))
+            return _graded(await judge.verdict(question, evidence(turn), rubric.evidence, **images))
 
         verdicts = await each(one, turns, AT_ONCE)
         return {turn.index: verdict for turn, verdict in zip(turns, verdicts, strict=True)}
@@ -84,7 +74,7 @@ def by_evidence(judge: Judge, *, show_images: bool = True) -> TurnScorer:
     return turn_scores
 
 
-def by_trace(judge: Judge, *, show_images: bool = True) -> TurnScorer:
+def by_trace(judge: Judge, rubric: Rubric, *, show_images: bool = True) -> TurnScorer:
     """One verdict per trajectory, from all of it, given to each turn: their mean is that verdict."""
 
     async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
@@ -92,7 +82,7 @@ def by_trace(judge: Judge, *, show_images: bool = True) -> TurnScorer:
             return {}
         images = _shown(_takes(judge) if show_images else (), trajectory.sample, trajectory.turns)
         question = question_of(trajectory.sample)
-        verdict = _graded(await judge.verdict(question, trace(trajectory), TRACE_RUBRIC, **images))
+        verdict = _graded(await judge.verdict(question, trace(trajectory), rubric.trace, **images))
         return {turn.index: verdict for turn in turns}
 
     return turn_scores
@@ -274,7 +264,9 @@ class _TraceJudge:
         )
 
 
-def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_images: bool = True) -> TurnScorer:
+def turn_scorer(
+    name: str, view: View, options: Mapping[str, Any], rubric: Rubric, *, show_images: bool = True
+) -> TurnScorer:
     """`llm`, `tool`, `boxes`, or module:name of a Judge or of what makes one; call it inside the event loop."""
     if name in RULES:
         if options:
@@ -283,14 +275,14 @@ def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_image
     if name == LLM:
         shared = LlmJudge.shared(JudgeSettings.of(options))
         if view is View.evidence_only:
-            return by_evidence(shared, show_images=show_images)
-        return by_trace(_TraceJudge(shared), show_images=show_images)
+            return by_evidence(shared, rubric, show_images=show_images)
+        return by_trace(_TraceJudge(shared), rubric, show_images=show_images)
     if not {":", "."} & set(name):
         raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written as file.py:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
     own = loop_resource(_PluginJudge, key, lambda: _PluginJudge(_as_judge(load(name, "judge"), name, options))).judge
     chosen = by_evidence if view is View.evidence_only else by_trace
-    return chosen(own, show_images=show_images)
+    return chosen(own, rubric, show_images=show_images)
 
 
 def _as_judge(candidate: Any, spec: str, options: Mapping[str, Any]) -> Judge:

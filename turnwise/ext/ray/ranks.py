@@ -65,7 +65,7 @@ class ActorRanks:
             if not self._actors:
                 self._begin()
             together = len({home.node for home in self.homes}) == 1
-            (meeting,) = self._ask("meeting", [(together,)], GRACE_SECONDS)[0]
+            (meeting,) = self._ask("meeting", [(together,)], GRACE_SECONDS)
             threads = max(1, int(self._cluster.learner_cpus))
             places = [RankPlace(n, self.size, meeting, device, threads) for n, device in enumerate(self._devices)]
             self._ask("open", [(setup, position) for position in places], grace=0.0)
@@ -98,13 +98,18 @@ class ActorRanks:
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank, as `Ranks.call` says."""
-        return self._ask(method, arguments, GRACE_SECONDS)[0]
+        return self._ask(method, arguments, GRACE_SECONDS)
 
     def parts(self, plan: WeightsPlan) -> Iterator[Any]:
-        """References to the objects of an update, which the first rank puts into the store of its node."""
+        """References to the objects of an update, which the ranks in turn put into the stores of their nodes: each
+        copies its share, and each node sends its own."""
         self.call("begin_parts", [(plan,)] * self.size)
-        for _ in plan.parts:
-            yield self._ask("next_part", [()] * self.size, GRACE_SECONDS)[1][0]
+        for number in range(len(plan.parts)):
+            with self._lock:
+                self._refuse_gone()
+                made = [actor.next_part.options(num_returns=2).remote() for actor in self._actors]
+                self._settled("next_part", [done for done, _ in made], GRACE_SECONDS)
+            yield made[number % self.size][1]
 
     def sees(self, file: str) -> bool:
         """Whether all see a file of the caller's; ConfigError where ranks on several nodes do not.
@@ -121,18 +126,24 @@ class ActorRanks:
             )
         return not missing
 
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], grace: float) -> tuple[list[Any], list[Any]]:
-        """The answers of the ranks that there are arguments for, and the references to them."""
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], grace: float) -> list[Any]:
+        """The answers of the ranks that there are arguments for."""
         with self._lock:
-            if self._gone is not None:
-                raise LearnerLost(f"the learner's ranks are gone: {self._gone}")
+            self._refuse_gone()
             actors = self._actors[: len(arguments)]
             refs = [actor.call.remote(method, *values) for actor, values in zip(actors, arguments, strict=True)]
-            answers = self._answers(method, refs, grace)
-            if (torn := raise_first(answers, rank_names(self.size)[: len(answers)])) is not None:
-                self._stop(str(torn))
-                raise torn
-            return answers, refs
+            return self._settled(method, refs, grace)
+
+    def _refuse_gone(self) -> None:
+        if self._gone is not None:
+            raise LearnerLost(f"the learner's ranks are gone: {self._gone}")
+
+    def _settled(self, method: str, refs: Sequence[Any], grace: float) -> list[Any]:
+        answers = self._answers(method, refs, grace)
+        if (torn := raise_first(answers, rank_names(self.size)[: len(answers)])) is not None:
+            self._stop(str(torn))
+            raise torn
+        return answers
 
     def _answers(self, method: str, refs: Sequence[Any], grace: float) -> list[Any]:
         waiting, answers = dict(enumerate(refs)), dict[int, Any]()
@@ -203,7 +214,7 @@ class ActorRanks:
                 self._ray.kill(actor)
 
 
-OWN = ("meeting", "open", "has_file", "begin_parts", "next_part")
+OWN = ("meeting", "open", "has_file", "begin_parts")
 """What the actor answers; all else is a method of its rank."""
 LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915
@@ -224,7 +235,7 @@ class RankActor:
 
     def __init__(self, path: SearchPath, number: int) -> None:
         path.enter()
-        self._number = number
+        self._number, self._size = number, 1
         self._worker = 0
         self._rank: Rank | None = None
         self._parts: Iterator[Part | None] = iter(())
@@ -273,25 +284,30 @@ class RankActor:
         if self._rank is not None:
             self._rank.leave()
         source = find_model(setup.source.name, setup.source.trust_remote_code)
-        self._rank = Rank(replace(setup, source=source), position)
+        self._rank, self._size = Rank(replace(setup, source=source), position), position.size
 
     def has_file(self, file: str) -> bool:
         """Whether a file of the caller's is on a disk that is shared."""
         return os.path.isfile(file)
 
     def begin_parts(self, plan: WeightsPlan) -> None:
-        """Start to give the policy's weights as objects of the store, which the first rank alone makes."""
+        """Start to give the policy's weights as objects of the store."""
         import torch
 
         stream = self._opened().whole_weights(getattr(torch, plan.dtype))
-        self._parts = pack(plan, stream, keep=self._number == 0)
+        self._parts = pack(plan, stream, owner=self._number, owners=self._size)
 
-    def next_part(self) -> Part | None:
-        """The next object; every rank makes the weights whole and the first one answers."""
+    def next_part(self) -> tuple[Failed | None, Part | None]:
+        """How it went, and the next object where it is this rank's: two results, of which nobody but samplers fetches
+        the second. Every rank makes the weights whole."""
         import torch
 
-        with torch.no_grad():
-            return next(self._parts)
+        self._worker = threading.get_ident()
+        try:
+            with torch.no_grad():
+                return None, next(self._parts)
+        except Exception as error:  # it is raised where the call came from
+            return failed(error), None
 
     def _opened(self) -> "Rank":
         if self._rank is None:

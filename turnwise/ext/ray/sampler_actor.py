@@ -143,11 +143,7 @@ class SamplerActor:
 
     async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
         """Write with weights of the object store; they are all on this node before the sampler hears of them."""
-        fetched = await asyncio.gather(*parts)
-        here: list[Part] = [
-            part if isinstance(part, dict) else await part for part in fetched
-        ]  # or where a rank has put it
-        weights = unpack(shapes, here)
+        weights = unpack(shapes, await fetched(parts, int(load_ray().get_runtime_context().get_node_id(), 16)))
         if self._weights is None:
             await self.sampler.publish(weights, version)
             return
@@ -176,6 +172,20 @@ class SamplerActor:
     async def ping(self) -> str:
         """Answers while the actor lives."""
         return node_name()
+
+
+async def fetched(parts: Sequence[Any], node: int) -> list[Part]:
+    """All parts of an update, one after the other and from another one on at each node.
+
+    Ray fetches an object from any node that has it by then: asked for in one order, all of them would come from where
+    they were made, to every node.
+    """
+    found: dict[int, Part] = {}
+    for number in range(len(parts)):
+        at = (node + number) % len(parts)
+        part = await parts[at]
+        found[at] = part if isinstance(part, dict) else await part  # where a rank has put it
+    return [found[at] for at in range(len(parts))]
 
 
 def _text_only(content: bytes) -> Media:

@@ -44,21 +44,23 @@ class WeightsPlan:
 
 
 def pack(
-    plan: WeightsPlan, tensors: "Iterable[tuple[str, torch.Tensor]]", *, keep: bool = True
+    plan: WeightsPlan, tensors: "Iterable[tuple[str, torch.Tensor]]", *, owner: int = 0, owners: int = 1
 ) -> Iterator[Part | None]:
-    """The objects of an update, one after the other. Who does not `keep` them only goes through the tensors, which
-    others make too, and copies nothing."""
+    """The objects of an update, one after the other. Where several make the tensors they take turns: each copies its
+    own objects, and goes through the tensors of others only."""
     import torch
 
     dtype = getattr(torch, plan.dtype)
     waiting: dict[str, Any] = {}
+    own = {name for number, names in enumerate(plan.parts) if number % owners == owner for name in names}
     wanted = iter(plan.parts)
     names: tuple[str, ...] | None = next(wanted)
     for name, tensor in tensors:
-        waiting[name] = tensor.detach().to(dtype).to("cpu").contiguous() if keep else None
+        waiting[name] = tensor.detach().to(dtype).to("cpu").contiguous() if name in own else None
         while names is not None and all(key in waiting for key in names):
             held = [waiting.pop(key) for key in names]
-            yield {key: _bytes(tensor) for key, tensor in zip(names, held, strict=True)} if keep else None
+            copied = own.issuperset(names)
+            yield {key: _bytes(tensor) for key, tensor in zip(names, held, strict=True)} if copied else None
             names = next(wanted, None)
 
 

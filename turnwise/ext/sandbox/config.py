@@ -9,7 +9,9 @@ from turnwise.errors import ConfigError
 from turnwise.ext.sandbox.level import SandboxLevel
 
 LOCAL = ("sandbox.url", "null")
-PRELOADED = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
+VISION = ("cv2", "scipy.ndimage", "scipy.stats", "skimage.io", "skimage.measure", "sklearn.cluster", "shapely.geometry")
+"""What code about images imports, where the extra `vision` is installed."""
+PRELOADED = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot", *VISION)
 
 
 def is_none(level: SandboxLevel) -> bool:

@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Self
 
 from turnwise.ext.sandbox import probe, resources, scratch, wire
-from turnwise.ext.sandbox.config import PRELOADED
+from turnwise.ext.sandbox.config import PRELOADED, VISION
 from turnwise.ext.sandbox.gvisor import GvisorZygote
 from turnwise.ext.sandbox.inside import isolate
 from turnwise.ext.sandbox.level import SandboxLevel
@@ -147,7 +147,8 @@ class SandboxPool:
 
     async def _prove(self, level: SandboxLevel, refusals: tuple[Refusal, ...]) -> probe.SandboxReport:
         async with self.session() as session:
-            return await probe.prove(session, level, self._layers(), refusals, self._warnings(), self.settings.limits)
+            report = await probe.prove(session, level, self._layers(), refusals, self._warnings(), self.settings.limits)
+        return replace(report, absent=_tops(name for name in self._absent if name in VISION))
 
     def _plan(self, root: Path) -> isolate.IsolationPlan:
         """What the zygote puts on at this level."""
@@ -206,9 +207,8 @@ class SandboxPool:
         """What is less than the level leads one to expect, and why."""
         assert self._zygote is not None
         warnings = [] if self._zygote.ends_last is None else [self._zygote.ends_last]
-        if self._absent:
-            names = ", ".join(name.partition(".")[0] for name in self._absent)
-            warnings.append(f"code in the sandbox cannot import {names}: {INSTALL}")
+        if absent := _tops(name for name in self._absent if name not in VISION):
+            warnings.append(f"code in the sandbox cannot import {', '.join(absent)}: {INSTALL}")
         if self._zygote.uid == 0:
             closed = next(
                 (path for python_path in python_paths() if (path := _closed_part(python_path)) is not None), None
@@ -290,6 +290,11 @@ class SandboxPool:
 def not_installed() -> list[str]:
     """Those of PRELOADED that the sandbox's Python cannot find."""
     return [name for name in PRELOADED if PathFinder.find_spec(name.partition(".")[0], python_paths()) is None]
+
+
+def _tops(names: Iterable[str]) -> tuple[str, ...]:
+    """The packages of modules, each once."""
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def _closed_part(path: str) -> str | None:

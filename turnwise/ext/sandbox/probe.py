@@ -15,7 +15,7 @@ from turnwise.ext.sandbox.level import SandboxLevel
 from turnwise.ext.sandbox.limits import Limits
 from turnwise.ext.sandbox.results import ExecutionStatus
 from turnwise.ext.sandbox.session import Session
-from turnwise.ext.sandbox.zygote_process import Refusal, environment
+from turnwise.ext.sandbox.zygote_process import INSTALL_VISION, Refusal, environment
 
 MARK = "open: "
 """What the value of a successful attack begins with."""
@@ -40,6 +40,8 @@ class SandboxReport:
     refusals: tuple[Refusal, ...]
     warnings: tuple[str, ...] = ()
     """What is less than the level leads one to expect."""
+    absent: tuple[str, ...] = ()
+    """Packages of the extra `vision` that are not installed: most code does without them."""
 
     def failed(self, level: SandboxLevel) -> tuple[AttackResult, ...]:
         """Attacks that this level must stop and that came through."""
@@ -56,6 +58,8 @@ class SandboxReport:
         for proof in self.proofs:
             lines.append(f"  {'blocked' if proof.blocked else 'OPEN   '}  {proof.attack.name} ({proof.detail})")
         lines += [f"  refused: {refusal}; {remedy(refusal)}" for refusal in self.refusals]
+        if self.absent:
+            lines.append(f"  code about images cannot import {', '.join(self.absent)}: {INSTALL_VISION}")
         return "\n".join(lines)
 
 

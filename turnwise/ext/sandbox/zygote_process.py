@@ -20,6 +20,7 @@ from turnwise.ext.sandbox.session_process import Child
 MAX_MESSAGE = 64 * 1024
 INSTALL = "pip install 'turnwise[sandbox]'"
 """What brings the packages that are no part of a plain install."""
+INSTALL_VISION = "pip install 'turnwise[vision]'"
 ISOLATION_FAILED = 97
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
@@ -303,6 +304,7 @@ def environment() -> dict[str, str]:
         "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pandas loads pyarrow, whose allocator would start one
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(cache),  # its list of fonts takes seconds to make
+        "JOBLIB_MULTIPROCESSING": "0",  # there are no processes to work in, and joblib would say so each time
         "PYTHONHASHSEED": "0",  # the order of sets is the same when a trajectory is played again
     }
 

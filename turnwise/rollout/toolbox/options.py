@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,8 @@ class ToolOptions:
     size: str | None = None
     """WIDTHxHEIGHT, in pixels, of every image it gives the model, such as 64x64."""
 
+    env_names: list[str] | None = None
+    """Environments (the column `env_name`) whose rows alone have this tool; null gives it to all rows."""
     frame: str | None = None
     """Words that its replies are shown in, such as <sandbox_output>{output}</sandbox_output>, inside the template's."""
 
@@ -78,6 +80,8 @@ def read_options(settings: Any, where: str) -> ToolOptions:
             value = kind(value)
         if key == "size" and value is not None:
             value = _size(value, f"{where}.size")
+        if key == "env_names" and value is not None and not _are_names(value):
+            raise ConfigError(f"{where}.env_names must be a list of the names in the column env_name, not {value!r}")
         if key == "frame" and value is not None and (not isinstance(value, str) or value.count(REPLY) != 1):
             raise ConfigError(f"{where}.frame must be words with {REPLY} in them once, not {value!r}")
         values[key] = value
@@ -98,6 +102,10 @@ def _size(value: Any, where: str) -> str:
     if read_size(text) is None:
         raise ConfigError(f"{where} must be WIDTHxHEIGHT in pixels, such as 64x64, at most 9999 each, not {value!r}")
     return text
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) and name for name in value)
 
 
 @runtime_checkable
@@ -177,3 +185,9 @@ def with_options(tool: Tool, options: ToolOptions) -> Tool:
     if options == ToolOptions():
         return tool
     return ToolWithOptions(tool, options, None if options.rate_limit is None else RateLimit(options.rate_limit))
+
+
+def environments_of(tools: Iterable[Tool]) -> dict[str, list[str]]:
+    """By tool the environments whose rows alone have it; a tool that all rows have is not there."""
+    limited = {tool.name: tool.options.env_names for tool in tools if isinstance(tool, ToolWithOptions)}
+    return {name: names for name, names in limited.items() if names is not None}

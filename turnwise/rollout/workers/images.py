@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turnwise.ledger import Media
+from turnwise.rollout.workers.packing import REDUCERS
 
 Adopt = Callable[[Media], Media]
 """adopt(media): the same image as this process keeps it."""
@@ -22,7 +23,7 @@ class OutgoingImages:
         self._numbers: weakref.WeakKeyDictionary[Media, int] = weakref.WeakKeyDictionary()
         self._gone: deque[int] = deque()
         self._count = itertools.count()
-        self._table = {**copyreg.dispatch_table, Media: self._reduced}
+        self._table = {**copyreg.dispatch_table, **REDUCERS, Media: self._reduced}
 
     def packed(self, messages: list[object]) -> bytes:
         """Messages as `IncomingImages.unpacked` reads them, after the numbers of images that nobody holds any more."""

@@ -4,9 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.config import Config, SamplingConfig
-from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.ledger import MediaSpan
 from turnwise.scoring.failures import ScoringStats
 from turnwise.system.metrics import Metric
 from turnwise.types import Completion, Sample, Trajectory
@@ -55,6 +59,8 @@ class Play:
 
     number: int
     sample: Sample
+    prompt: Sequence[int] | None
+    """The ids of its first prompt, where the run has rendered it."""
     siblings: Sequence[int]
     step: int
     split: str
@@ -102,10 +108,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn to write."""
+    """A turn to write: the request, of whose tokens and images those that the run was told with an earlier Ask of the
+    conversation are left out."""
 
     number: int
-    request: Request
+    conversation: str
+    known: int
+    """Tokens that were told before: all of the last Ask, or none."""
+    token_ids: NDArray[np.int64]
+    params: SamplingParams
+    noise: NoiseKey
+    media: tuple[MediaSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +150,20 @@ class Finished:
     trajectories: list[Trajectory]
     scoring: ScoringStats
     counts: Sequence[Metric] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRows:
+    """Rows of the run's files for groups that were sent and scored."""
+
+    groups: Sequence[int]
+    """Numbers of Plays that no more rows will come of."""
+    made: Sequence[int]
+    """Those of them whose rows these are, one group after the other."""
+    content: bytes | None
+    """None where the run has to make them itself."""
+    entries: Sequence[Mapping[str, Any]]
+    """What the index says of each row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, SamplingConfig
 from turnwise.config.choices import ScoringRun
 from turnwise.data.task import known_scorers
+from turnwise.engines.devices import MOST_WORKERS, episode_workers
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import RolloutContext
@@ -28,7 +29,7 @@ class WorkerPlayers:
     """Implements `episode.Players`: groups of one split, drawn one way, played and scored by the pool's workers."""
 
     def __init__(self, pool: "WorkerPool", prepared: Prepared, sampling: SamplingConfig) -> None:
-        self._pool, self._scoring = pool, prepared.scoring
+        self._pool, self._prepared, self._scoring = pool, prepared, prepared.scoring
         self._scored = {source: scored_by_workers(prepared, source) for source in prepared.scoring.scorers}
         self._split, self._sampling = prepared.split, sampling
         self._plays: dict[int, PlayUnderWay] = {}
@@ -39,10 +40,17 @@ class WorkerPlayers:
         from turnwise.rollout.workers.messages import Drawn
 
         drawn = Drawn(self._split, self._sampling, self._scored[sample.data_source])
-        play = await self._pool.play(sample, siblings, step, drawn)
+        play = await self._pool.play(sample, self._prompt(sample), siblings, step, drawn)
         group = Group(sample, [])
         self._plays[id(group)] = play
         return group
+
+    def _prompt(self, sample: Sample) -> Sequence[int] | None:
+        """The check of its length has rendered it."""
+        if (renderer := self._prepared.renderer) is None:
+            return None
+        tools = self._prepared.toolbox.schemas(self._prepared.plan.route(sample).tools)
+        return renderer.prompt_known(sample.prompt, tools)
 
     async def finish(self, group: Group) -> None:
         """Its trajectories, scored."""
@@ -69,15 +77,44 @@ def scored_by_workers(prepared: Prepared, source: str) -> bool:
     return spec_for(source, prepared.config.scoring.scorers, known_scorers()) not in extensions.named("scorers")
 
 
+OBJECTS = ("tools", "interaction")
+"""What other processes cannot have when it comes as Python objects."""
+
+
+def workers_of(prepared: Prepared) -> int:
+    """How many processes play the episodes of a run: what its config says, or else what suits it."""
+    said = prepared.config.rollout.workers
+    return episode_workers(prepared.config) if said is not None or not kept_here(prepared) else 0
+
+
+def kept_here(prepared: Prepared) -> str | None:
+    """Why a run whose config does not say a number of workers can have none."""
+    if objects := [name for name in prepared.of_caller if name in OBJECTS]:
+        return f"{' and '.join(objects)} came as Python objects, which other processes do not have"
+    narrow = [tool for tool in prepared.toolbox.shared() if tool.concurrency < MOST_WORKERS]
+    return f"the tool {narrow[0].name} takes {narrow[0].concurrency} call(s) at once in all" if narrow else None
+
+
+def workers_line(prepared: Prepared) -> str | None:
+    """What the plan says of them; nothing where the engine has the cores."""
+    config, workers = prepared.config, workers_of(prepared)
+    if workers:
+        chosen = "" if config.rollout.workers is not None else " (rollout.workers=null)"
+        return f"{workers} processes play the episodes{chosen}, with tools, users and scorers of their own"
+    if config.rollout.workers is None and episode_workers(config):
+        return f"none: {kept_here(prepared)}"
+    return None
+
+
 def check_workers(prepared: Prepared) -> None:
     """ConfigError for a run that several processes cannot play."""
     config = prepared.config
-    workers, key = config.rollout.workers, "rollout.workers"
+    workers, key = workers_of(prepared), "rollout.workers"
     if not workers:
         return
     if config.cluster != ONE_MACHINE:
         raise ConfigError(f"{key}={workers}: episode workers are on one machine; set one of {key} and cluster")
-    if objects := [name for name in prepared.of_caller if name in ("tools", "interaction")]:
+    if objects := [name for name in prepared.of_caller if name in OBJECTS]:
         raise ConfigError(
             f"{key}={workers}: {' and '.join(objects)} were given as Python objects, and other processes need names: "
             f"set them in the config as file.py:name, or {key}=0"
@@ -95,7 +132,7 @@ async def open_workers(
     config: Config, prepared: Sequence[Prepared], sampler: Sampler | None, say: Callable[[str], None]
 ) -> AsyncIterator["WorkerPool | None"]:
     """The run's episode workers, ended on every path; None where episodes are played in this process."""
-    if not config.rollout.workers:
+    if not (workers := workers_of(prepared[0])):
         yield None
         return
     from turnwise.rollout.workers.messages import SamplerTraits, Setup
@@ -107,7 +144,7 @@ async def open_workers(
     setup = Setup(
         list(sys.path),
         dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, workers=0)),
-        config.rollout.workers,
+        workers,
         {each.split: list(sample_per_route(each).values()) for each in prepared},
         facts,
         underway.looked_on(),

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import EngineError, TurnwiseError
+from turnwise.errors import EngineError, TurnwiseError, one_line
 from turnwise.rollout.plugin_calls import to_the_end
 from turnwise.rollout.workers.images import Adopt
-from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
+from turnwise.rollout.workers.link import LinkLost, WorkerLink
 from turnwise.rollout.workers.messages import (
     Ask,
     Cancel,
     Drawn,
     End,
     Finished,
+    MadeRows,
     Play,
     Played,
     Raised,
@@ -28,11 +29,12 @@ from turnwise.rollout.workers.messages import (
     UnderWay,
     Waited,
     Withdraw,
-    Written,
 )
+from turnwise.rollout.workers.turns import WorkerTurns
 from turnwise.storage import underway
-from turnwise.system import children, time_budget
-from turnwise.types import Sample
+from turnwise.storage.trajectories import made_rows
+from turnwise.system import children
+from turnwise.types import Sample, Trajectory
 
 WORKER = "turnwise.rollout.workers.worker"
 START_SECONDS = 300.0
@@ -69,28 +71,42 @@ class PlayUnderWay:
 
 
 @dataclass(slots=True, eq=False)
-class AskUnderWay:
-    """A turn that the sampler writes for a worker."""
-
-    task: asyncio.Task[None]
-    waited: Callable[[], float]
-
-
-@dataclass(slots=True, eq=False)
 class WorkerProcess:
     """One process, the link to it, and what it has under way."""
 
     process: children.Process
     link: WorkerLink
+    turns: WorkerTurns | None
+    """None where it has a sampler of its own."""
     plays: dict[int, PlayUnderWay] = field(default_factory=dict)
-    asks: dict[int, AskUnderWay] = field(default_factory=dict)
-    conversations: set[str] = field(default_factory=set)
+    without_rows: dict[int, list[Trajectory]] = field(default_factory=dict)
+    """What it has sent and still makes rows of."""
+    episodes: int = 0
+    """Being played or scored."""
     heard: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
         """For messages."""
         return f"episode worker {self.process.pid}"
+
+    def take(self, play: PlayUnderWay) -> None:
+        """Have it play this."""
+        self.plays[play.message.number] = play
+        self.episodes += len(play.message.siblings)
+        self.link.send(play.message)
+
+    def give_up(self, number: int) -> PlayUnderWay | None:
+        """The play of this number, which it has no more."""
+        if (play := self.plays.pop(number, None)) is not None:
+            self.episodes -= len(play.message.siblings)
+        return play
+
+    def take_rows(self, rows: MadeRows) -> None:
+        """Rows of groups that it has sent."""
+        groups = {number: self.without_rows.pop(number, []) for number in rows.groups}
+        if rows.content is not None and all(groups[number] for number in rows.made):
+            made_rows.keep([each for number in rows.made for each in groups[number]], rows.content, rows.entries)
 
 
 class WorkerPool:
@@ -109,11 +125,12 @@ class WorkerPool:
         self._waiting: list[PlayUnderWay] = []
         """Plays for which no worker was there."""
         self._restarting: set[asyncio.Task[None]] = set()
-        self._releasing: set[asyncio.Future[None]] = set()
         self._telling: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._closed = False
         self._lost = 0
+        self._failure: Exception | None = None
+        """Why no worker is left."""
 
     async def start(self) -> None:
         """Start all of them, side by side; what keeps one from starting is raised."""
@@ -130,10 +147,12 @@ class WorkerPool:
             self._say(note)
         self._telling = asyncio.create_task(self._look_after())
 
-    async def play(self, sample: Sample, siblings: Sequence[int], step: int, drawn: Drawn) -> PlayUnderWay:
+    async def play(
+        self, sample: Sample, prompt: Sequence[int] | None, siblings: Sequence[int], step: int, drawn: Drawn
+    ) -> PlayUnderWay:
         """Have siblings of a sample played; returns when they are, and may still be scored."""
         loop, number = asyncio.get_running_loop(), next(self._numbers)
-        message = Play(number, sample, tuple(siblings), step, drawn.split, drawn.sampling, drawn.scored)
+        message = Play(number, sample, prompt, tuple(siblings), step, drawn.split, drawn.sampling, drawn.scored)
         play = PlayUnderWay(message, loop.create_future(), loop.create_future())
         self._give(play)
         try:
@@ -156,6 +175,11 @@ class WorkerPool:
         lost, self._lost = self._lost, 0
         return lost
 
+    @property
+    def playing(self) -> int:
+        """How many workers there are now."""
+        return len(self._workers)
+
     async def close(self) -> None:
         """End all of them; afterwards no process is left."""
         self._closed = True
@@ -172,7 +196,8 @@ class WorkerPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             link = await WorkerLink.open(ours, self._adopt)
-            worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link)
+            turns = None if self._sampler is None else WorkerTurns(self._sampler, link)
+            worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link, turns)
         try:
             link.send(self._setup)
             try:
@@ -209,46 +234,23 @@ class WorkerPool:
 
     def _take(self, worker: WorkerProcess, message: object) -> None:
         match message:
-            case Ask():
-                self._ask(worker, message)
-            case Withdraw(number):
-                if (asked := worker.asks.get(number)) is not None:
-                    asked.task.cancel()
-            case Release(conversation):
-                worker.conversations.discard(conversation)
-                if self._sampler is not None:
-                    releasing = asyncio.ensure_future(self._sampler.release(conversation))
-                    self._releasing.add(releasing)
-                    releasing.add_done_callback(self._releasing.discard)
+            case Ask() | Withdraw() | Release() if worker.turns is not None:
+                worker.turns.take(message)
             case Played(number):
                 if (play := worker.plays.get(number)) is not None and not play.played.done():
                     play.played.set_result(None)
             case Finished(number):
-                if (play := worker.plays.pop(number, None)) is not None and not play.finished.done():
+                if (play := worker.give_up(number)) is not None and not play.finished.done():
                     play.finished.set_result(message)
+                    if play.message.scored:
+                        worker.without_rows[number] = message.trajectories
+            case MadeRows():
+                worker.take_rows(message)
             case Raised(number, error):
-                if (play := worker.plays.pop(number, None)) is not None:
+                if (play := worker.give_up(number)) is not None:
                     play.fail(error)
             case UnderWay(episodes):  # also the sign that it lives
                 underway.seen_elsewhere(worker, episodes)
-
-    def _ask(self, worker: WorkerProcess, ask: Ask) -> None:
-        worker.conversations.add(ask.request.conversation)
-        with time_budget.measured() as waited:  # the task's context has it
-            task = asyncio.create_task(self._write(worker, ask, waited))
-        worker.asks[ask.number] = AskUnderWay(task, waited)
-
-    async def _write(self, worker: WorkerProcess, ask: Ask, waited: Callable[[], float]) -> None:
-        assert self._sampler is not None
-        try:
-            completion = await self._sampler.generate(ask.request)
-            worker.link.send(Written(ask.number, completion, waited()))
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # the episode says what becomes of it, as where the sampler is its own
-            worker.link.send(Raised(ask.number, sendable(error)))
-        finally:
-            worker.asks.pop(ask.number, None)
 
     async def _look_after(self) -> None:
         """Tell workers which turns still wait for a place, which is not their episodes' time; end one that hangs."""
@@ -263,8 +265,7 @@ class WorkerPool:
                 if now - worker.heard > HANG_SECONDS:
                     self._say(f"{worker.name} has not been heard of for {HANG_SECONDS:g} s: it is ended")
                     children.kill(worker.process)
-                waits = {number: ask.waited() for number, ask in worker.asks.items()}
-                if waits := {number: seconds for number, seconds in waits.items() if seconds > 0}:
+                if worker.turns is not None and (waits := worker.turns.waits()):
                     worker.link.send(Waited(waits))
 
     # --- losing one ---
@@ -280,11 +281,8 @@ class WorkerPool:
         words = children.exit_words(await self._reaped(worker))
         self._lost += 1
         self._say(f"{worker.name} was lost ({words}): its {len(worker.plays)} groups are played again")
-        for ask in list(worker.asks.values()):
-            ask.task.cancel()
-        for conversation in worker.conversations:
-            if self._sampler is not None:
-                await self._sampler.release(conversation)
+        if worker.turns is not None:
+            await worker.turns.release()
         restart = asyncio.create_task(self._restart())
         self._restarting.add(restart)
         restart.add_done_callback(self._restarting.discard)
@@ -299,21 +297,26 @@ class WorkerPool:
                 self._give(play)
 
     async def _restart(self) -> None:
+        """One that cannot start leaves its groups to the others; the run ends with the last of them."""
         try:
             await self._started()
         except Exception as error:
-            plays = [play for worker in self._workers for play in worker.plays.values()]
-            for play in [*plays, *self._waiting]:
-                play.fail(error)
+            left, of = len(self._workers), self._setup.workers
+            self._say(f"no episode worker takes its place, {left} of {of} are left: {one_line(error)}")
+            if not left and len(self._restarting) == 1:  # nobody else is about to start
+                self._failure = error
+                while self._waiting:
+                    self._waiting.pop().fail(error)
 
     def _give(self, play: PlayUnderWay) -> None:
         """To the worker with the fewest episodes under way."""
+        if self._failure is not None:
+            play.fail(self._failure)
+            return
         if not self._workers:
             self._waiting.append(play)
             return
-        worker = min(self._workers, key=lambda each: sum(len(p.message.siblings) for p in each.plays.values()))
-        worker.plays[play.message.number] = play
-        worker.link.send(play.message)
+        min(self._workers, key=lambda each: each.episodes).take(play)
 
     async def _cancel(self, play: PlayUnderWay) -> None:
         """Break it off, and wait until the worker has closed what it had open."""
@@ -328,8 +331,8 @@ class WorkerPool:
 
     async def _end(self, worker: WorkerProcess) -> None:
         self._listening.pop(worker).cancel()
-        for ask in list(worker.asks.values()):
-            ask.task.cancel()
+        if worker.turns is not None:
+            worker.turns.cancel()
         worker.link.send(End())
         with contextlib.suppress(LinkLost, TimeoutError):
             async with asyncio.timeout(END_SECONDS):

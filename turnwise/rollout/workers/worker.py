@@ -16,10 +16,10 @@ from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.weight_updates import Update
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import Prepared, engine_context, prepare, token_context
+from turnwise.rollout.workers.conversations import Told
 from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     SETUP,
-    Ask,
     Cancel,
     End,
     Finished,
@@ -35,6 +35,7 @@ from turnwise.rollout.workers.messages import (
     Withdraw,
     Written,
 )
+from turnwise.rollout.workers.row_maker import RowMaker
 from turnwise.scoring.event_loop_resources import take_counts
 from turnwise.scoring.scorer import apply_all
 from turnwise.storage import underway
@@ -50,6 +51,7 @@ class SamplerOfRun:
         self.context_length: int = facts.context_length
         self.capabilities: Capabilities = facts.capabilities
         self._link = link
+        self._told = Told()
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Written]] = {}
         self._waits: dict[int, float] = {}
@@ -60,7 +62,7 @@ class SamplerOfRun:
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         self._waits[number] = 0.0
-        self._link.send(Ask(number, request))
+        self._link.send(self._told.ask(number, request))
         try:
             with time_budget.reported_wait(lambda: self._waits[number]):
                 written = await future
@@ -86,6 +88,7 @@ class SamplerOfRun:
 
     async def release(self, conversation: str) -> None:
         """Tell the run that the conversation is over."""
+        self._told.forget(conversation)
         self._link.send(Release(conversation))
 
     async def publish(self, update: Update, version: int) -> None:
@@ -111,6 +114,7 @@ class EpisodeWorker:
         self._prepared: dict[str, Prepared] = {}
         self._contexts: dict[tuple[str, str], RolloutContext] = {}
         self._plays: dict[int, asyncio.Task[None]] = {}
+        self._rows = RowMaker(link)
         self._stack = AsyncExitStack()
 
     async def run(self) -> None:
@@ -154,6 +158,9 @@ class EpisodeWorker:
         """Every Play is answered, whatever becomes of it, but by a process that is ending."""
         try:
             prepared, context = self._prepared[play.split], await self._context(play.split, play.sampling)
+            if play.prompt is not None and prepared.renderer is not None:
+                tools = prepared.toolbox.schemas(prepared.plan.route(play.sample).tools)
+                prepared.renderer.remember(play.sample.prompt, tools, play.prompt)
             episodes = (
                 run_episode(play.sample, sibling=sibling, step=play.step, context=context) for sibling in play.siblings
             )
@@ -163,6 +170,8 @@ class EpisodeWorker:
                 await apply_all(prepared.scoring.scorers[play.sample.data_source], trajectories)
             stats = prepared.scoring.runner.stats.split_off()
             self._link.send(Finished(play.number, trajectories, stats, take_counts()))
+            if play.scored:
+                self._rows.add(play.number, trajectories)
         except asyncio.CancelledError as error:
             self._link.send(Raised(play.number, sendable(error)))
             raise

@@ -25,6 +25,7 @@ from turnwise.storage.images.reader import (
 )
 from turnwise.storage.json_values import clean
 from turnwise.storage.trajectories.ledger_columns import ledger_array, origin_counts, place_in, read_ledgers
+from turnwise.storage.trajectories.made_rows import with_made
 from turnwise.storage.trajectories.older_formats import Row, branch_messages, current
 from turnwise.storage.trajectories.rows import check_read, from_words_row, words_row
 from turnwise.storage.trajectories.schema import SCHEMA, SCHEMAS, SEGMENTS, VERSION_KEY
@@ -155,13 +156,17 @@ def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
         yield batch
 
 
-def _record_batch(trajectories: list[Trajectory]) -> Any:
+def words_batch(trajectories: Sequence[Trajectory]) -> Any:
+    """Rows of trajectories, all columns but the tokens."""
     rows, schema = [words_row(trajectory) for trajectory in trajectories], SCHEMA.remove(SEGMENTS)
     try:
-        words = pa.RecordBatch.from_pylist(rows, schema=schema)
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
     except UnicodeEncodeError:
-        words = pa.RecordBatch.from_pylist([clean(row) for row in rows], schema=schema)
-    columns = words.columns
+        return pa.RecordBatch.from_pylist([clean(row) for row in rows], schema=schema)
+
+
+def _record_batch(trajectories: list[Trajectory]) -> Any:
+    columns = with_made(trajectories, words_batch).columns
     columns.insert(SEGMENTS, ledger_array([trajectory.segments for trajectory in trajectories]))
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 

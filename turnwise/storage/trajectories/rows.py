@@ -40,6 +40,10 @@ Made = dict[int, Row]
 """Rows by the identity of their message or call: turns hold the same objects as the conversation."""
 
 
+LATER = ("failure", "reward", "parts", "advantage", "first_right", "remarks", "reused_from")
+"""What scoring, an evaluation or a training writes on a trajectory that was played."""
+
+
 def to_row(trajectory: Trajectory) -> Row:
     """A trajectory as plain JSON values: a row of SCHEMA."""
     return words_row(trajectory) | {"segments": [ledger_row(ledger) for ledger in trajectory.segments]}
@@ -58,11 +62,6 @@ def words_row(trajectory: Trajectory) -> Row:
             "step": trajectory.step,
             "sibling": trajectory.sibling,
             "stop_reason": trajectory.stop_reason.value,
-            "failure": trajectory.failure,
-            "reward": trajectory.reward,
-            "parts": list(trajectory.parts.items()),
-            "advantage": trajectory.advantage,
-            "first_right": trajectory.first_right,
             "seconds": trajectory.seconds,
             "prompt": _message_rows(sample.prompt, cache),
             "ground_truth": to_json(sample.ground_truth, "ground_truth"),
@@ -77,13 +76,25 @@ def words_row(trajectory: Trajectory) -> Row:
             "artifacts": to_json(trajectory.artifacts, "artifacts"),
             "render_check": check and asdict(check),
             "facts": _facts_row(trajectory.facts),
-            "remarks": [asdict(remark) for remark in trajectory.remarks],
             "branches": [_branch_row(branch, cache) for branch in trajectory.branches],
-            "reused_from": trajectory.reused_from,
             "media": media_rows(trajectory.segments),
+            **later_row(trajectory),
         }
     except StorageError as error:
         raise StorageError(f"sample {sample.id!r}, sibling {trajectory.sibling}: {error}") from error
+
+
+def later_row(trajectory: Trajectory) -> Row:
+    """The columns of LATER."""
+    return {
+        "failure": trajectory.failure,
+        "reward": trajectory.reward,
+        "parts": list(trajectory.parts.items()),
+        "advantage": trajectory.advantage,
+        "first_right": trajectory.first_right,
+        "remarks": [asdict(remark) for remark in trajectory.remarks],
+        "reused_from": trajectory.reused_from,
+    }
 
 
 def from_row(row: Row) -> Trajectory:

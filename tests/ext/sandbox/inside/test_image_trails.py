@@ -98,6 +98,11 @@ def test_every_way_to_the_source_is_known(host, first):
         ("Image.fromarray(np.array(img0)[5:25, 10:30])", [10, 5, 30, 25]),
         ("Image.fromarray(np.array(img0)[5:25][2:4, 10:30])", [10, 7, 30, 9]),
         ("Image.fromarray(np.asarray(img0.crop((10, 5, 30, 25)))[2:4, 3:6])", [13, 7, 16, 9]),
+        ("Image.fromarray(np.array(img0)[::2, ::2])", [0, 0, 40, 30]),
+        ("Image.fromarray(np.array(img0)[:, ::-1][5:25, 0:10])", [30, 5, 40, 25]),
+        ("Image.fromarray(np.rot90(np.array(img0))[0:10, 0:5])", [30, 0, 40, 5]),
+        ("Image.fromarray(np.array(img0)[:, :, 0][5:25, 10:30])", [10, 5, 30, 25]),
+        ("Image.fromarray(np.array(img0)[5:25, 10:30].copy())", [10, 5, 30, 25]),
     ],
 )
 def test_the_box_follows_the_operations(host, code, box):
@@ -111,8 +116,10 @@ def test_the_box_follows_the_operations(host, code, box):
     "code",
     [
         "a = np.array(img0)[5:25, 10:30]; a[0, 0] = 255; Image.fromarray(a)",
-        "Image.fromarray(np.array(img0)[::2, ::2])",
-        "Image.fromarray(np.array(img0)[:, ::-1])",
+        "a = np.array(img0); a[3] = 0; Image.fromarray(a[::2, ::2])",
+        "Image.fromarray(np.lib.stride_tricks.as_strided(np.array(img0), (30, 40, 3), (120, 0, 1)))",
+        "Image.fromarray(np.array(img0)[2:9, 3:9].copy())",  # too small to be told from chance
+        "Image.fromarray(np.array(img0)[5:25, 10:30][::-1].copy())",
         "Image.fromarray(np.array(img0) // 2)",
         "Image.fromarray(np.zeros((30, 40, 3), np.uint8) + 9)",
         "Image.new('RGB', (40, 30))",
@@ -123,6 +130,11 @@ def test_pixels_that_were_made_have_no_source(host, code):
     imports = "import numpy as np\nfrom PIL import Image\n"
     found = provenance(host, imports + "\n".join(code.split("; ")), content())
     assert (found["source"], found["box"]) == (None, None)
+
+
+def test_an_array_of_a_closed_image_keeps_its_place(host):
+    code = "import numpy as np\nfrom PIL import Image\nwith Image.open('cat.png') as image:\n    a = np.array(image)\nimage.close()\n"
+    assert provenance(host, f"{code}Image.fromarray(a[5:25, 10:30])", content())["box"] == [10, 5, 30, 25]
 
 
 def test_steps_are_told_with_their_arguments(host):

@@ -38,9 +38,15 @@ from turnwise.engines.model.recurrence import Recurrence
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_logprobs import LogitShape, token_scores
 from turnwise.engines.model.transformers.attention import CURRENT, FACTS, OURS, AttentionWatch
-from turnwise.engines.model.transformers.probe import probe
-from turnwise.engines.model.transformers.recurrent_layers import SEQUENCES, recomputed, take_recurrent
-from turnwise.engines.model.transformers.skeleton import empty_model
+from turnwise.engines.model.transformers.leading_layers import LeadingLayers
+from turnwise.engines.model.transformers.probe import ProbeFindings, probe
+from turnwise.engines.model.transformers.recurrent_layers import (
+    LAYER,
+    SEQUENCES,
+    recomputed,
+    take_recurrent,
+)
+from turnwise.engines.model.transformers.skeleton import empty_model, make_room
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
 
@@ -90,13 +96,43 @@ class TransformersModel(PolicyModel):
             no_graphs=probed.no_graphs,
         )
 
-    def take_probe(self, other: "TransformersModel") -> None:
-        self._logits, self.recomputes, self.shape = other._logits, other.recomputes, other.shape
-        for name, module in other._decoder.named_modules():
-            if hasattr(module, FACTS):
-                setattr(self._decoder.get_submodule(name), FACTS, getattr(module, FACTS))
-            take_recurrent(self._decoder.get_submodule(name), module)
+    @property
+    def findings(self) -> ProbeFindings:
+        """What `probe` found."""
+        modules = dict(self._decoder.named_modules())
+        layers = {name: getattr(module, FACTS) for name, module in modules.items() if hasattr(module, FACTS)}
+        recurrent = {name: getattr(module, LAYER) for name, module in modules.items() if hasattr(module, LAYER)}
+        return ProbeFindings(self._logits, self.recomputes, self.shape, layers, recurrent)
+
+    def take_findings(self, found: ProbeFindings) -> None:
+        """Know what `probe` found of another model of the same code."""
+        self._logits, self.recomputes, self.shape = found.logits, found.recomputes, found.shape
+        for name, layer in found.layers.items():
+            setattr(self._decoder.get_submodule(name), FACTS, layer)
+        for name, recurrent in found.recurrent.items():
+            take_recurrent(self._decoder.get_submodule(name), recurrent)
         self._decoder.set_attn_implementation(OURS)
+
+    @contextmanager
+    def few_layers(self, checkpoint: CheckpointRows) -> Iterator[bool]:
+        """A skeleton, tried out with its first layers alone: inside they have their numbers, and no other layer is
+        there. False where they cannot answer for all; what is to be refused, all of them have to say."""
+        leading = LeadingLayers.of(self._decoder, self._checkpointed)
+        if leading is None:
+            yield False
+            return
+        with leading.alone():
+            make_room(self)
+            self.fill(checkpoint, lambda tensor: (tensor.detach(), 0))
+            try:
+                self.probe()
+                found = leading.spread(self._decoder)
+            except EngineError:
+                found = None
+            if found is not None:
+                caches, states = (fact.cache for fact in found[0]), (fact.shape for fact in found[1])
+                self.shape = replace(self.shape, caches=tuple(caches), states=tuple(states))
+            yield found is not None
 
     @property
     def _decoder(self) -> PreTrainedModel:

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import KEY_PAD, Chunk, Regime, cached_decode, cached_prefill, packed
 from turnwise.engines.model.config_fields import compressed_layers
-from turnwise.engines.model.policy_model import Attend, LayerCache, StateShape
+from turnwise.engines.model.policy_model import Attend, LayerCache, ModelShape, StateShape
 from turnwise.engines.model.recurrence import Recurrence, empty_states
 from turnwise.engines.model.token_logprobs import LogitShape
 from turnwise.engines.model.transformers.attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
-from turnwise.engines.model.transformers.recurrent_layers import find_recurrent
+from turnwise.engines.model.transformers.recurrent_layers import RecurrentLayer, find_recurrent
 from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
@@ -43,6 +43,19 @@ class Probed:
     no_graphs: str | None
     states: tuple[StateShape, ...]
     """What every recurrent layer keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFindings:
+    """What one model was found to do, for others of the same code: plain data that may go to another process."""
+
+    logits: LogitShape
+    recomputes: bool
+    shape: ModelShape
+    layers: dict[str, AttentionLayer]
+    """By the names of attention modules in the decoder."""
+    recurrent: dict[str, RecurrentLayer]
+    """By the names of recurrent modules."""
 
 
 class _Stage(Enum):

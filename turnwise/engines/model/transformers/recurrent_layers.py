@@ -117,9 +117,9 @@ def find_recurrent(model: PreTrainedModel, decoder: PreTrainedModel, tokens: Ten
     return [getattr(module, LAYER).shape for module in cache.users]
 
 
-def take_recurrent(module: nn.Module, other: nn.Module) -> None:
+def take_recurrent(module: nn.Module, facts: RecurrentLayer) -> None:
     """Make a module what another of the same code was found to be."""
-    if (facts := getattr(other, LAYER, None)) is not None and not hasattr(module, LAYER):
+    if not hasattr(module, LAYER):
         setattr(module, LAYER, facts)
         module.__class__ = _apart(type(module))  # type: ignore[arg-type]
 

@@ -36,6 +36,19 @@ def _make_buffers(model: PreTrainedModel) -> None:
     model.initialize_weights()  # what else it would make is on the meta device
 
 
+def make_room(model: nn.Module) -> None:
+    """Memory on the CPU for what has none, tied parameters once; without numbers."""
+    made: dict[torch.Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta and parameter not in made:
+                made[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+            module.register_parameter(name, made.get(parameter, parameter))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module.register_buffer(name, torch.empty_like(buffer, device="cpu"))
+
+
 def _begin(module: nn.Module) -> None:
     """As if transformers had made nothing of it yet."""
     module.__dict__.pop("_is_hf_initialized", None)

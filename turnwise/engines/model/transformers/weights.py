@@ -70,7 +70,7 @@ class CheckpointNames:
             unsaved = self._model._keys_to_ignore_on_save or ()
             saved = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
             self._once = tuple(remove_tied_weights_from_state_dict(saved, self._model))
-        return {name: tensors[name] for name in self._once}
+        return {name: tensors[name] for name in self._once if name in tensors}  # some layers may be left out
 
     def shapes(self, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
         """What the checkpoint holds, without making any of it."""

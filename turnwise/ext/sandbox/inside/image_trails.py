@@ -92,13 +92,14 @@ class Files:
         """The trail of what `Image.open` was given: a path, or a file object."""
         try:
             if isinstance(path, BytesIO):
-                return self._find_content(path.getbuffer())
+                return self.find_content(path.getbuffer())
             number = path.fileno() if hasattr(path, "fileno") else path
             return self.find(stat(number))
         except (OSError, TypeError, ValueError):
             return None
 
-    def _find_content(self, content: memoryview) -> Trail | None:
+    def find_content(self, content: memoryview) -> Trail | None:
+        """The trail of a given file, by its bytes."""
         for earlier, trail in self._contents:
             if len(earlier) == len(content) and earlier == content:
                 return trail

@@ -16,6 +16,7 @@ from turnwise.ext.sandbox.inside.pillow import (
     wrap_pil_jpeg,
     wrap_pil_operations,
 )
+from turnwise.ext.sandbox.inside.vision import NDIMAGE, SKIMAGE, wrap_all, wrap_cv2
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
@@ -69,6 +70,10 @@ def seed_numpy(module: Any) -> None:
         module.seed(Current.seed)
 
 
+def change_cv2(module: Any) -> None:
+    wrap_cv2(module, lambda image: the_gallery().show(image))
+
+
 CHANGES: dict[str, Callable[[Any], None]] = {
     "PIL.Image": change_pil_image,
     "PIL.JpegImagePlugin": wrap_pil_jpeg,
@@ -79,6 +84,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "matplotlib.pyplot": change_pyplot,
     "matplotlib.figure": change_figure,
     "numpy.random": seed_numpy,
+    "cv2": change_cv2,
+    "scipy.ndimage": wrap_all(NDIMAGE),
+    **{name: wrap_all(functions) for name, functions in SKIMAGE.items()},
 }
 
 

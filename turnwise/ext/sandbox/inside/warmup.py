@@ -48,6 +48,38 @@ axes.legend()
 figure.canvas.draw()
 pyplot.close("all")
 """,
+    "cv2": """
+import cv2, numpy
+image = numpy.zeros((32, 32, 3), numpy.uint8)
+cv2.rectangle(image, (4, 4), (20, 20), (255, 255, 255), 1)
+grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+edges = cv2.Canny(cv2.GaussianBlur(grey, (3, 3), 0), 50, 150)
+cv2.findContours(edges, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE), cv2.resize(image, (64, 64))
+cv2.HoughLinesP(edges, 1, numpy.pi / 180, 10), cv2.imdecode(cv2.imencode(".png", image)[1], cv2.IMREAD_COLOR)
+""",
+    "scipy.ndimage": """
+import numpy
+from scipy import ndimage
+ndimage.label(numpy.eye(8)), ndimage.gaussian_filter(numpy.eye(8), 1), ndimage.rotate(numpy.eye(8), 30)
+""",
+    "skimage.measure": """
+import numpy
+from skimage import filters, measure, morphology
+mask = numpy.kron(numpy.eye(2), numpy.ones((8, 8))) > 0
+[one.area for one in measure.regionprops(measure.label(mask))], filters.threshold_otsu(mask * 1.0)
+morphology.erosion(mask)
+""",
+    # Made now because it reads /proc, which sessions may not.
+    "sklearn.cluster": """
+import numpy
+from sklearn.cluster import DBSCAN, KMeans
+points = numpy.arange(20.0).reshape(10, 2)
+KMeans(2, n_init=1).fit(points), DBSCAN().fit(points)
+""",
+    "shapely.geometry": """
+from shapely.geometry import Point, Polygon
+Polygon([(0, 0), (1, 0), (0, 1)]).contains(Point(0.1, 0.1)), Point(0, 0).buffer(1).area
+""",
 }
 
 

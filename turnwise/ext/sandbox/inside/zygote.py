@@ -204,6 +204,7 @@ def _refusal(error: isolate.LayerError) -> dict[str, Any]:
 
 def preload(packages: list[str]) -> int:
     """Load what sessions shall have; the bytes of address space that takes."""
+    variables = dict(os.environ)
     # pandas would load pyarrow where it finds it: a third of all memory, which every fork has to pass on.
     spared = "pyarrow" not in sys.modules and "pyarrow" not in packages
     if spared:
@@ -213,6 +214,9 @@ def preload(packages: list[str]) -> int:
     if spared:
         del sys.modules["pyarrow"]  # code may still import it for itself
     worker.prepare(packages)
+    for name in {*os.environ} - {*variables}:  # OpenCV and scikit-learn set some, with paths of the host
+        del os.environ[name]
+    os.environ |= variables
     os.environ.pop("MPLCONFIGDIR", None)  # its list of fonts is loaded; the path is the host's
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
