@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnwise.config.knobs import at_least, knob
+from turnwise.config.knobs import at_least, knob, was
 from turnwise.config.marks import may_change
 
 
