@@ -135,6 +135,8 @@ def test_experts_are_replayed_where_both_sides_follow_their_routers(tmp_path: Pa
     for setting in ("learner.routing_replay=true", "learner.router_loss=0.1"):
         with pytest.raises(ConfigError, match=r"needs learner\.processes=1"):
             configure(*SMALL, setting, "learner.processes=2")
+    with pytest.raises(ConfigError, match=r"needs learner\.place=here"):
+        configure(*SMALL, "learner.routing_replay=true", "learner.place=process")
     with pytest.raises(ConfigError, match="engine=auto does not say here which experts it chose"):
         check_replay(configure(*SMALL, "learner.routing_replay=true"), routes=False)
 

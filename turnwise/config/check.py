@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from turnwise.config import Config, LearnerConfig, SamplingConfig
+from turnwise.config.choices import LearnerPlace
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, knob_for, section
@@ -83,6 +84,10 @@ def _check_learner(learner: LearnerConfig) -> None:
     for name in ("routing_replay", "router_loss"):
         if getattr(learner, name) and learner.processes > 1:
             raise ConfigError(f"learner.{name} needs learner.processes=1: ranks do not look at routers")
+    if learner.routing_replay and learner.place is LearnerPlace.process:
+        raise ConfigError(
+            "learner.routing_replay needs learner.place=here: it takes the experts of a sampler beside it"
+        )
 
 
 def _check_trackers(trackers: list[str]) -> None:
