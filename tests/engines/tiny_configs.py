@@ -25,22 +25,31 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"kv_channels|d_kv|d_head|dim_head|attention_head_size|mamba_headdim|resampler_dim_head", SIZE),
     (r"mamba_d_head", 16),
     (r"attention_head_dim|rotary_dim|qk_nope_head_dim|v_head_dim|state_size|ssm_state_size|mamba_d_state", SIZE),
-    (r"qk_rope_head_dim", 4),
-    (r"qk_head_dim", 12),
+    (r"qk_rope_head_dim", SIZE),
+    (r"qk_head_dim", 2 * SIZE),
     (r"kv_lora_rank|o_lora_rank|adapter_rank|router_hidden_size", 12),
     (r"q_lora_rank", 16),
     (r"mamba_d_ssm", 64),
     (r"num_experts|num_local_experts|n_routed_experts|moe_num_experts|zero_expert_num", 4),
     (r"num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts|index_topk\w*", 2),
-    (r"n_group|topk_group|num_expert_group|n_groups|mamba_n_groups|o_groups|n_shared_experts|moe_num_shared_experts", 1),
+    (
+        r"n_group|topk_group|num_expert_group|n_groups|mamba_n_groups|o_groups|n_shared_experts|moe_num_shared_experts",
+        1,
+    ),
     (r"first_k_dense_replace|num_dense_layers|num_kv_shared_layers|moe_layer_start_index", 1),
     (r"mamba_chunk_size|chunk_size|attention_chunk_size|index_block_size|block_size|block_multiple_of", 8),
     (r"sliding_window|sliding_window_size|attention_window_size|local_attention|window_size|keep_window_size", 6),
     (r"mamba_dt_rank|time_step_rank|mamba_dt_rank", 4),
     (r"\w*max_position_embeddings|max_seq_len|n_positions|n_ctx|model_max_length|context_length", CONTEXT),
     (r"max_(source|target)_positions", CONTEXT),
-    (r"vocab_size|vocab_size_per_layer_input|decoder_vocab_size|\w*vocab_size(_base)?", VOCABULARY),
-    (r"hidden_size|d_model|n_embd|\w*hidden_size|embed_dim|word_embed_proj_dim|embedding_size|emb_dim|embedding_dim", HIDDEN),
+    (
+        r"vocab_size|vocab_size_per_layer_input|decoder_vocab_size|\w*vocab_size(_base)?|encoder_hash_byte_group_vocab",
+        VOCABULARY,
+    ),
+    (
+        r"hidden_size|d_model|n_embd|\w*hidden_size|embed_dim|word_embed_proj_dim|embedding_size|emb_dim|embedding_dim",
+        HIDDEN,
+    ),
     (r"\w+_embedding_size|lru_width|projection_dim|projector_(in|out)put_dim|vision_output_dim|output_dim", HIDDEN),
     (r"\w+_embed_dim|image_text_hidden_size|hidden_size_global|dim_model_base", HIDDEN),
     (r"image_size", 16),
@@ -48,8 +57,8 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"num_position_embeddings", 16),
     (r"spatial_merge_size|attn_layer_period|layer_group_size|expert_layer_period", 2),
     (r"attn_layer_offset|expert_layer_offset", 1),
-    (r"base_channels|output_channels|num_filters|latent_channels", 16),
-    (r"make_ngram_vocab_size_divisible_by|split_ngram_parts|heads_per_ngram|num_mel_bins|num_quantizers", 4),
+    (r"base_channels|output_channels|num_filters|latent_channels", 32),
+    (r"make_ngram_vocab_size_divisible_by|split_ngram_parts|heads_per_ngram", 4),
     (r"query_pre_attn_scalar", 11),
 )
 """What a field whose whole name fits is set to, the first that fits."""
@@ -59,14 +68,46 @@ _PLACES = re.compile(r"deepstack_visual_indexes|fullatt_block_indexes|global_att
 _INITIAL = ("initializer_range", "init_std", "init_method_std")
 Fields = dict[str, Any]
 
+
+def _rope(**more: Any) -> Fields:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **more}}
+
+
 OWN: dict[str, Fields] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
-    "bailing_hybrid": {"rotary_dim": 4},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "zamba": {"attention_head_dim": 16, "attention_hidden_size": 64, "n_mamba_heads": 2},
+    "bamba": {"attn_layer_indices": [1]},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3, "attention_head_dim": 16,
+        "attention_hidden_size": 64, "n_mamba_heads": 2,
+    },
     "zamba2": {"attention_head_dim": 16, "attention_hidden_size": 64, "mamba_headdim": 16, "n_mamba_heads": 4},
-}
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "num_hidden_layers": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "diffusion_gemma_text": {"num_experts": 4, "moe_intermediate_size": 16, "top_k_experts": 2},
+    "glm_ocr_text": _rope(mrope_section=[2, 1, 1]),
+    "glm4v_text": _rope(mrope_section=[2, 1, 1]),
+    "qwen2_5_omni_text": _rope(mrope_section=[2, 1, 1]),
+    "ernie4_5_vl_moe_text": _rope(mrope_section=[1, 1, 2]),
+    "glm5_next_text": {"index_kpool": 2},
+    "step3p5": {"sliding_window": 6},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]]},
+    "chameleon": {"vocabulary_map": {"<image>": SPECIAL}},
+    "nemotron_h_omni": {"video_temporal_patch_size": None},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "xmod": {"default_language": "en_XX"},
+}  # fmt: skip
 """What the rules get wrong, by model_type."""
+FILLED = {"head_dim": SIZE, "num_key_value_heads": HEADS, "n_group": 1, "topk_group": 1}
+"""What a default leaves open and some classes must know."""
 
 
 def tiny(kind: str, **changes: Any) -> PreTrainedConfig:
@@ -82,7 +123,7 @@ def shrunk(default: PreTrainedConfig, taken: list[int]) -> Fields:
     per_layer = {
         name: value
         for name, value in values.items()
-        if isinstance(value, list | tuple) and len(value) == layers > 4 and not isinstance(value[0], list | tuple)
+        if isinstance(value, list | tuple) and len(value) == layers > 3 and not isinstance(value[0], list | tuple)
     }
     kept = _one_of_each(per_layer, layers)
     fields: Fields = {"model_type": default.model_type} if default.model_type else {}
@@ -93,6 +134,8 @@ def shrunk(default: PreTrainedConfig, taken: list[int]) -> Fields:
             fields[name] = [value[index] for index in kept]
         elif (new := _changed(name, value, len(kept), taken)) is not None:
             fields[name] = new
+    if "is_decoder" in values:
+        fields["is_decoder"] = True
     if values.get("num_key_value_heads") == values.get("num_attention_heads") and "num_key_value_heads" in fields:
         fields["num_key_value_heads"] = HEADS  # families with latent attention have no other way
     _fit_sections(fields, values)
@@ -123,8 +166,12 @@ def _changed(name: str, value: Any, layers: int, taken: list[int]) -> Any:
         return 0.25
     if _PLACES.fullmatch(name) and value:
         return [0]
+    if isinstance(value, float) and value > 0 and ("drop" in name):
+        return 0.0
+    if value is None:
+        return FILLED.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        return 0.0 if "dropout" in name or name.endswith("pdrop") else None
+        return None
     if _LAYERS.match(name):
         return min(layers, value)
     return next((min(size, value) for pattern, size in _SIZES if re.fullmatch(pattern, name)), None)

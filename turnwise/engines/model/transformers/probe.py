@@ -20,7 +20,7 @@ from turnwise.engines.model.policy_model import Attend, LayerCache, ModelShape, 
 from turnwise.engines.model.recurrence import Recurrence, empty_states
 from turnwise.engines.model.token_logprobs import LogitShape
 from turnwise.engines.model.transformers.attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
-from turnwise.engines.model.transformers.recurrent_layers import RecurrentLayer, find_recurrent
+from turnwise.engines.model.transformers.recurrent_layers import RecurrentLayer, find_recurrent, go_on_one_by_one
 from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
@@ -126,7 +126,11 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
     both, lengths = attention.positions([BEFORE, TOKENS]).to(device), (BEFORE, TOKENS)
     behind = base(torch.cat((before, tokens)), both, packed(lengths, device), Recurrence(lengths))[BEFORE:]
     no_packing = None if alike(behind, alone) else _leak(model, base, before, tokens)
-    continued = _continued(base, tokens, [layer for _, layer in watch.layers], states, alone.dtype, host)
+    layers = [layer for _, layer in watch.layers]
+    continued = _continued(base, tokens, layers, states, alone.dtype, host)
+    if states and not alike(continued, alone):
+        go_on_one_by_one(decoder)
+        continued = _continued(base, tokens, layers, states, alone.dtype, host)
     no_caching = None if alike(continued, alone) else no_packing
     if no_caching is None and not alike(continued, alone):
         no_caching = _no_going_on(model) if states else _leak(model, base, before, tokens)
@@ -136,7 +140,7 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
 
 
 def _no_going_on(model: PreTrainedModel) -> str:
-    return f"recurrent layers of {type(model).__name__} do not go on from a kept state by several tokens at once"
+    return f"recurrent layers of {type(model).__name__} do not go on from a kept state"
 
 
 def _attends_alone(model: PreTrainedModel) -> EngineError:
@@ -183,7 +187,10 @@ def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> Logi
     head = model.get_output_embeddings()
     products = functional.linear(hidden, head.weight, head.bias).float()
     config: Any = model.config.get_text_config()
-    named = [getattr(config, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier")]
+    named = [
+        getattr(config, name, None)
+        for name in ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
+    ]
     scales = [1.0, *(scale for value in named if value for scale in (value, 1.0 / value))]
     cap = getattr(config, "final_logit_softcapping", None)
     for softcap in (cap, None) if cap else (None,):

@@ -9,21 +9,23 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from turnwise.engines.model.policy_model import StateShape
 from turnwise.engines.model.recurrence import Recurrence, States
 from turnwise.engines.model.transformers.attention import CURRENT
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, one_line
 
 SEQUENCES: ContextVar[Recurrence | None] = ContextVar("turnwise_recurrence", default=None)
 LAYER = "turnwise_recurrent_layer"
+Output = Tensor | tuple[Tensor, ...]
 CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
 
 
@@ -37,6 +39,8 @@ class RecurrentLayer:
     kept: tuple[tuple[bool, int], ...]
     """Of each of its states whether it is a convolution's, and its number in transformers' cache."""
     shape: StateShape
+    one_by_one: bool = False
+    """Whether it goes on from its states by one token at a time only (Mamba-1)."""
 
 
 class _WatchedCache(DynamicCache):  # type: ignore[misc]
@@ -46,6 +50,11 @@ class _WatchedCache(DynamicCache):  # type: ignore[misc]
         super().__init__(config=config)
         self.users: dict[nn.Module, int] = {}
         self._calls = calls
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """transformers does not answer where no layer attends; nothing was here before the pass that is watched."""
+        attends = any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
+        return int(super().get_seq_length(layer_idx)) if attends else 0
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **further: Any) -> Tensor:
         self.users.setdefault(self._calls[-1], layer_idx)
@@ -100,21 +109,39 @@ class _Carried:
         return state
 
 
+def keeps_states(config: Any) -> bool:
+    """Whether transformers keeps states for a model of this config."""
+    return any(isinstance(layer, LinearAttentionLayer) for layer in DynamicCache(config=config).layers)
+
+
 def find_recurrent(model: PreTrainedModel, decoder: PreTrainedModel, tokens: Tensor) -> list[StateShape]:
     """Let the recurrent modules compute sequences apart from now on; what each keeps, none where there are none."""
     calls: list[nn.Module] = []
     cache = _WatchedCache(model.config.get_text_config(), calls)
     parameters = inspect.signature(decoder.forward).parameters
     name = next((name for name in CACHE_NAMES if name in parameters), None)
-    if name is None or not any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+    if name is None or not keeps_states(model.config.get_text_config()):
         return []
-    with _following(decoder, calls):
-        decoder(input_ids=tokens[None], use_cache=True, **{name: cache})
+    try:
+        with _following(decoder, calls):
+            decoder(input_ids=tokens[None], use_cache=True, **{name: cache})
+    except ValueError as error:  # without a cache it computed
+        raise EngineError(
+            f"{type(model).__name__} keeps states in a cache of its own, which Turnwise does not know "
+            f"({one_line(error)[:200]})"
+        ) from error
     for number, (module, index) in enumerate(cache.users.items()):
         facts = _facts(module, number, cache.layers[index])
         setattr(module, LAYER, facts)
         module.__class__ = _apart(type(module))  # type: ignore[arg-type]
     return [getattr(module, LAYER).shape for module in cache.users]
+
+
+def go_on_one_by_one(decoder: nn.Module) -> None:
+    """Have every recurrent layer go on from a state token by token, whatever it is given."""
+    for module in decoder.modules():
+        if hasattr(module, LAYER):
+            setattr(module, LAYER, replace(getattr(module, LAYER), one_by_one=True))
 
 
 def take_recurrent(module: nn.Module, facts: RecurrentLayer) -> None:
@@ -157,10 +184,10 @@ def _apart(kind: type[nn.Module]) -> type[nn.Module]:
     """The class of a recurrent module that computes each sequence by itself, under the same name."""
     names = [*inspect.signature(kind.forward).parameters][1:]
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Output:
         recurrence = SEQUENCES.get()
         if recurrence is None:
-            whole: Tensor = kind.forward(self, *args, **kwargs)
+            whole: Output = kind.forward(self, *args, **kwargs)
             return whole
         named = dict(zip(names, args, strict=False)) | kwargs
         return _each_sequence(self, kind.forward, named, recurrence)
@@ -169,27 +196,35 @@ def _apart(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _each_sequence(
-    module: nn.Module, run: Callable[..., Tensor], named: Mapping[str, Any], recurrence: Recurrence
-) -> Tensor:
-    """[1, T, H] of the module for each sequence of a pass by itself."""
+    module: nn.Module, run: Callable[..., Output], named: Mapping[str, Any], recurrence: Recurrence
+) -> Output:
+    """[1, T, ...] of the module for each sequence of a pass by itself; several where it makes queries, keys and values."""
     facts: RecurrentLayer = getattr(module, LAYER)
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     total = next(iter(tensors.values())).shape[1]
     by_token = {name: value[0] for name, value in tensors.items() if value.shape[:2] == (1, total)}
     states = None if recurrence.states is None else recurrence.states[facts.number]
-    parts = []
+    parts: list[tuple[Tensor, ...]] = []
+    several = False
     for rectangle in recurrence.rectangles:
         cache, taken = None, None if states is None else rectangle.taken(recurrence, states)
         if taken is not None:
             cache = _Carried(facts, taken)
         cut = {name: rectangle.of(value) for name, value in by_token.items()}
-        out = run(module, **{**named, **cut, facts.cache_name: cache})
-        if not isinstance(out, Tensor) or out.shape[:2] != (rectangle.count, rectangle.width):
-            raise EngineError(f"{type(module).__name__} gives something else than one state for each token")
-        parts.append(out.reshape(rectangle.count * rectangle.width, -1))
+        steps = rectangle.width if facts.one_by_one and cache is not None else 1
+        outs = []
+        for step in zip(*(value.chunk(steps, dim=1) for value in cut.values()), strict=True):
+            out = run(module, **{**named, **dict(zip(cut, step, strict=True)), facts.cache_name: cache})
+            several = isinstance(out, tuple)
+            outs.append(out if isinstance(out, tuple) else (out,))
+            size = (rectangle.count, rectangle.width // steps)
+            if not all(isinstance(one, Tensor) and one.shape[:2] == size for one in outs[-1]):
+                raise EngineError(f"{type(module).__name__} gives something else than one state for each token")
+        parts.append(tuple(torch.cat(each, dim=1).flatten(0, 1) for each in zip(*outs, strict=True)))
         if states is not None and taken is not None:
             rectangle.give_back(recurrence, states, taken)
-    return recurrence.put_together(parts, total).unsqueeze(0)
+    whole = tuple(recurrence.put_together(each, total).unsqueeze(0) for each in zip(*parts, strict=True))
+    return whole if several else whole[0]
 
 
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:
