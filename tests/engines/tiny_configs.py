@@ -91,7 +91,12 @@ OWN: dict[str, Fields] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "num_hidden_layers": 2},
-    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+    },
+    "emu3": {"vocabulary_map": {"<image>": SPECIAL}},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "diffusion_gemma_text": {"num_experts": 4, "moe_intermediate_size": 16, "top_k_experts": 2},
     "glm_ocr_text": _rope(mrope_section=[2, 1, 1]),
     "glm4v_text": _rope(mrope_section=[2, 1, 1]),
@@ -101,7 +106,7 @@ OWN: dict[str, Fields] = {
     "step3p5": {"sliding_window": 6},
     "granite4_vision": {"deepstack_layer_map": [[0, 0]]},
     "chameleon": {"vocabulary_map": {"<image>": SPECIAL}},
-    "nemotron_h_omni": {"video_temporal_patch_size": None},
+    "radio": {"video_temporal_patch_size": 2},
     "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip

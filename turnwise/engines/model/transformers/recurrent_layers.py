@@ -6,6 +6,7 @@ becomes one that computes the sequences of a pass apart, from the states it is g
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +22,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 from turnwise.engines.model.policy_model import StateShape
 from turnwise.engines.model.recurrence import Recurrence, States
 from turnwise.engines.model.transformers.attention import CURRENT
-from turnwise.errors import EngineError, one_line
+from turnwise.errors import EngineError
 
 SEQUENCES: ContextVar[Recurrence | None] = ContextVar("turnwise_recurrence", default=None)
 LAYER = "turnwise_recurrent_layer"
@@ -127,8 +128,7 @@ def find_recurrent(model: PreTrainedModel, decoder: PreTrainedModel, tokens: Ten
             decoder(input_ids=tokens[None], use_cache=True, **{name: cache})
     except ValueError as error:  # without a cache it computed
         raise EngineError(
-            f"{type(model).__name__} keeps states in a cache of its own, which Turnwise does not know "
-            f"({one_line(error)[:200]})"
+            f"{type(model).__name__} keeps states in a cache of its own, which Turnwise does not know"
         ) from error
     for number, (module, index) in enumerate(cache.users.items()):
         facts = _facts(module, number, cache.layers[index])
@@ -142,6 +142,51 @@ def go_on_one_by_one(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if hasattr(module, LAYER):
             setattr(module, LAYER, replace(getattr(module, LAYER), one_by_one=True))
+
+
+@contextmanager
+def steps_at_their_bound(decoder: nn.Module) -> Iterator[bool]:
+    """Inside, steps of time are so far below the least one that a layer which does not bound them shows it; whether
+    there are any with a bound."""
+    bounded = [module for module in decoder.modules() if hasattr(module, LAYER) and _step_limits(module)]
+    before = [module.time_step_limit for module in bounded]
+    for module in bounded:
+        module.time_step_limit = (2.0, math.inf)
+    try:
+        yield bool(bounded)
+    finally:
+        for module, limits in zip(bounded, before, strict=True):
+            module.time_step_limit = limits
+
+
+def _step_limits(module: nn.Module) -> tuple[float, float] | None:
+    """The least and the longest step of time of a layer, where it has such."""
+    limits: Any = getattr(module, "time_step_limit", None)
+    return None if limits is None or tuple(limits) == (0.0, math.inf) else tuple(limits)
+
+
+@contextmanager
+def _bounded_steps(module: nn.Module, width: int) -> Iterator[None]:
+    """transformers bounds the steps of time where there are several tokens, and not those of a single one (Zamba2,
+    Nemotron-H); inside, it bounds them there too: they are the last columns of the first projection."""
+    limits, projection = _step_limits(module), getattr(module, "in_proj", None)
+    if width > 1 or limits is None or not isinstance(projection, nn.Module):
+        yield
+        return
+    bias: Tensor = module.dt_bias  # type: ignore[assignment]
+    least, most = (number if number in (0.0, math.inf) else math.log(math.expm1(number)) for number in limits)
+
+    def bound(projection: nn.Module, entered: Any, made: Tensor) -> Tensor:
+        shift = bias.detach().to(made.dtype)
+        steps = made[..., -len(bias) :]
+        bounded = steps.clamp(least - shift if least else None, most - shift if math.isfinite(most) else None)
+        return torch.cat([made[..., : -len(bias)], bounded], dim=-1)
+
+    hook = projection.register_forward_hook(bound)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def take_recurrent(module: nn.Module, facts: RecurrentLayer) -> None:
@@ -198,7 +243,8 @@ def _apart(kind: type[nn.Module]) -> type[nn.Module]:
 def _each_sequence(
     module: nn.Module, run: Callable[..., Output], named: Mapping[str, Any], recurrence: Recurrence
 ) -> Output:
-    """[1, T, ...] of the module for each sequence of a pass by itself; several where it makes queries, keys and values."""
+    """[1, T, ...] of the module for each sequence of a pass by itself; several where it makes
+    queries, keys and values."""
     facts: RecurrentLayer = getattr(module, LAYER)
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     total = next(iter(tensors.values())).shape[1]
@@ -214,13 +260,16 @@ def _each_sequence(
         steps = rectangle.width if facts.one_by_one and cache is not None else 1
         outs = []
         for step in zip(*(value.chunk(steps, dim=1) for value in cut.values()), strict=True):
-            out = run(module, **{**named, **dict(zip(cut, step, strict=True)), facts.cache_name: cache})
+            handed = {**named, **dict(zip(cut, step, strict=True)), facts.cache_name: cache}
+            with _bounded_steps(module, rectangle.width // steps if cache is not None else rectangle.width + 1):
+                out = run(module, **handed)
             several = isinstance(out, tuple)
             outs.append(out if isinstance(out, tuple) else (out,))
             size = (rectangle.count, rectangle.width // steps)
             if not all(isinstance(one, Tensor) and one.shape[:2] == size for one in outs[-1]):
                 raise EngineError(f"{type(module).__name__} gives something else than one state for each token")
-        parts.append(tuple(torch.cat(each, dim=1).flatten(0, 1) for each in zip(*outs, strict=True)))
+        joined = outs[0] if steps == 1 else tuple(torch.cat(each, dim=1) for each in zip(*outs, strict=True))
+        parts.append(tuple(each.flatten(0, 1) for each in joined))
         if states is not None and taken is not None:
             rectangle.give_back(recurrence, states, taken)
     whole = tuple(recurrence.put_together(each, total).unsqueeze(0) for each in zip(*parts, strict=True))
