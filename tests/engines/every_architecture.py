@@ -287,6 +287,7 @@ def _be_child(
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        torch.set_num_threads(1)
         (folder / "model").mkdir()
         found = attempt(family, kind, folder / "model")
         part = answer.with_suffix(".part")
@@ -313,10 +314,8 @@ def _wait(child: int, end: float) -> int:
 def in_short(why: str) -> str:
     """A reason without the names that only hold for one class."""
     without = re.sub(r" \([^()]*(\([^()]*\)[^()]*)*, in \w+\)$", "", why)
-    without = re.sub(
-        r"\b\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention\w*|Mixer\w*)\b", "the class", without
-    )
-    without = re.sub(r" \([\w.]+\) ", " ", without)
+    without = re.sub(r"\b(\w*For[A-Z]\w*|\w*LMHeadModel|\w*DecoderModel|\w+Attention\w*)\b", "the class", without)
+    without = re.sub(r"'\w+_text_model'|\. did you mean .*$", "", without).replace("  ", " ")
     return re.sub(r"^[\w.-]+: |^(the class|[\w.-]+) (?=hides|says)", "", without).strip()
 
 
@@ -364,7 +363,6 @@ def main(arguments: Sequence[str] | None = None) -> list[Found]:
     parser.add_argument("--write", type=Path, help="a page whose table is renewed")
     parser.add_argument("--json", type=Path, help="where all that was found is written")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     found: list[Found] = []
     for family, kind in chosen(options.only):
         found.append(guarded(family, kind))

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import transformers
 from every_architecture import MARK, Found, Verdict, chosen, guarded, in_short, main, table, write_page
 from tiny_configs import CONTEXT, HIDDEN, shrunk, tiny
 from transformers import CONFIG_MAPPING
@@ -15,18 +16,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 def test_classes_that_no_other_test_has_are_equal_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {
-        each.kind: each for each in main(["--only", "^(olmo3|jamba|zaya|muse_glimmer|falcon|gemma4_unified_text)$"])
-    }
+    found = {each.kind: each for each in main(["--only", "^(jamba|zaya|muse_glimmer|falcon|gemma4_unified_text)$"])}
     assert {kind: each.verdict for kind, each in found.items()} == {
-        "olmo3": Verdict.EQUAL, "jamba": Verdict.EQUAL, "zaya": Verdict.EQUAL, "muse_glimmer": Verdict.EQUAL,
+        "jamba": Verdict.EQUAL, "zaya": Verdict.EQUAL, "muse_glimmer": Verdict.EQUAL,
         "gemma4_unified_text": Verdict.EQUAL, "falcon": Verdict.REFUSED,
     }  # fmt: skip
     assert "takes attention from a list of its own" in found["falcon"].why
     printed = capsys.readouterr().out
     assert (
-        re.search(r"^causal +olmo3 +equal", printed, re.MULTILINE)
-        and "| language models | 4 | 0 | 1 | 0 | 0 | 5 |" in printed
+        re.search(r"^causal +jamba +equal", printed, re.MULTILINE)
+        and "| language models | 3 | 0 | 1 | 0 | 0 | 4 |" in printed
     )
 
 
@@ -71,6 +70,9 @@ def test_the_page_is_renewed_below_its_mark_and_groups_reasons(tmp_path: Path) -
     assert in_short(why[0]) == in_short(why[1])
 
 
+@pytest.mark.skipif(
+    f"transformers {transformers.__version__}," not in PAGE.read_text(encoding="utf-8"), reason="of another release"
+)
 def test_the_page_of_the_docs_has_every_class_and_none_that_differs() -> None:
     above, _, below = PAGE.read_text(encoding="utf-8").partition(MARK)
     words = set(re.findall(r"[\w.-]+", below))

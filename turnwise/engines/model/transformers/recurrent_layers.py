@@ -148,7 +148,7 @@ def go_on_one_by_one(decoder: nn.Module) -> None:
 def steps_at_their_bound(decoder: nn.Module) -> Iterator[bool]:
     """Inside, steps of time are so far below the least one that a layer which does not bound them shows it; whether
     there are any with a bound."""
-    bounded = [module for module in decoder.modules() if hasattr(module, LAYER) and _step_limits(module)]
+    bounded: list[Any] = [module for module in decoder.modules() if hasattr(module, LAYER) and _step_limits(module)]
     before = [module.time_step_limit for module in bounded]
     for module in bounded:
         module.time_step_limit = (2.0, math.inf)
