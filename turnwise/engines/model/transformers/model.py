@@ -1,8 +1,7 @@
 """Any causal language model of transformers as a policy model: its own layers, our attention and cache.
 
 Nothing about a family is assumed: `transformers/probe.py` runs every model once with a handful of tokens and refuses
-what does not come out right. Losses of routers are the learner's (`learner.router_loss`); dropout is off, in training
-too.
+what does not come out right. Losses of routers are the learner's; dropout is off, in training too.
 """
 
 import copy
@@ -44,6 +43,7 @@ from turnwise.engines.model.transformers.probe import ProbeFindings, probe
 from turnwise.engines.model.transformers.recurrent_layers import (
     LAYER,
     SEQUENCES,
+    keeps_states,
     recomputed,
     take_recurrent,
 )
@@ -54,6 +54,9 @@ from turnwise.errors import EngineError, one_line
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
+
+ENDLESS = 1 << 20
+"""The context of a model that keeps states and whose config names no end of its positions."""
 
 NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
 """Fields of a config that say how it was written or is run."""
@@ -99,9 +102,8 @@ class TransformersModel(PolicyModel):
         )
 
     def follow_routers(self) -> None:
-        if not self.shape.routers:
-            name, device = type(self.model).__name__, self._head.weight.device
-            self.shape = replace(self.shape, routers=find_routers(name, self._decoder, self._base, device))
+        name, base, device = type(self.model).__name__, self._base, self._head.weight.device
+        self.shape = replace(self.shape, routers=self.shape.routers or find_routers(name, self._decoder, base, device))
 
     @property
     def findings(self) -> ProbeFindings:
@@ -380,6 +382,8 @@ def _context_length(model: PreTrainedModel) -> int:
     """The most positions; where angles change with a sequence's length, as many as they stay the same for."""
     config: Any = model.config.get_text_config()
     longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest is None and keeps_states(config):
+        return ENDLESS
     if longest is None:
         raise EngineError(f"{type(model).__name__} does not say how many positions it has (max_position_embeddings)")
     rope = getattr(config, "rope_parameters", None) or {}
