@@ -125,9 +125,7 @@ class Message:
     @property
     def images(self) -> tuple[Image, ...]:
         """The images among its parts, in order."""
-        if isinstance(self.content, str):
-            return ()
-        return tuple(part for part in self.content if isinstance(part, Image))
+        return () if isinstance(self.content, str) else tuple(part for part in self.content if isinstance(part, Image))
 
     @property
     def visible(self) -> str:
@@ -176,12 +174,13 @@ class Completion:
     finish_reason: FinishReason
     versions: tuple[VersionRun, ...]
     """Which weights wrote which tokens: a turn may go on across a publish. An empty turn has a run of no tokens."""
+    experts: NDArray[Any] | None = None
+    """[n, routers, k] those chosen for the n tokens before its last: all that were computed for this turn."""
 
     @classmethod
     def of(cls, ids: Sequence[int], logprobs: Sequence[float], finish: FinishReason, *, version: int) -> "Completion":
         """That of one version, from plain numbers."""
-        run = VersionRun(version, len(ids))
-        return cls(np.array(ids, dtype=np.int64), np.array(logprobs, dtype=np.float32), finish, (run,))
+        return cls(np.array(ids, np.int64), np.array(logprobs, np.float32), finish, (VersionRun(version, len(ids)),))
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -245,7 +244,7 @@ class Turn:
     """One assistant message with what came back.
 
     `segment` and `start` say where its tokens begin in the trajectory's ledgers; `calls` and `replies` are what tools
-    or the user answered, `user_score` what the simulated user thought of it.
+    or the user answered, `user_score` what the user thought of it. `experts` are the completion's; no file has them.
     """
 
     index: int
@@ -263,6 +262,7 @@ class Turn:
     reply_seconds: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     """What scoring thought of this turn, by name."""
+    experts: NDArray[Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from architectures import build
 
 from turnwise.config import LearnerConfig
 from turnwise.config.choices import Offload, OptimizerName, Precision
@@ -16,11 +18,12 @@ from turnwise.engines.devices import learner_here, rank_devices
 from turnwise.engines.learners.adamw_8bit import AdamW8bit
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.process import ProcessLearner
+from turnwise.engines.model.transformers.model import TransformersModel
 from turnwise.engines.open_configured import open_pair
 from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.fsdp.opening import local_ranks, open_over_ranks
 from turnwise.rollout.prepare import prepare
@@ -221,6 +224,31 @@ def check_lora_alpha() -> None:
     plain, louder = (updated("learner.lora_rank=3", f"learner.lora_alpha={alpha}") for alpha in (3, 300))
     norms = [metrics[1]["actor/grad_norm"] for _, metrics in (plain, louder)]
     assert norms[1] > 2 * norms[0]
+
+
+def check_routing_replay() -> None:
+    config = configure(*PLAIN, "learner.routing_replay=true", "learner.device=cpu")
+    renderer = prepare(config, "test", limit=1).renderer
+
+    async def open_both() -> None:
+        async with open_pair(config, renderer, LearnerParts(UPDATES), lambda text: None):
+            raise AssertionError("a model without experts was opened")
+
+    with pytest.raises(EngineError, match="Decoder has no routers"):
+        asyncio.run(open_both())
+
+
+def check_router_loss() -> None:
+    with pytest.raises(EngineError, match="Decoder has no routers"):
+        opened("learner.router_loss=0.1")
+    config = configure(*PLAIN, "learner.router_loss=0.1", "learner.device=cpu")
+    renderer = prepare(config, "test", limit=1).renderer
+    experts = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16, "enable_moe_block": True}
+    for kind, changes in (("mixtral", {}), ("gemma4_text", experts)):
+        model = TransformersModel(build(kind, **changes))
+        with nullcontext() if kind == "mixtral" else pytest.raises(EngineError, match="do not give their logits"):
+            learner = open_learner(config, renderer, LearnerParts(UPDATES), model=model)
+    assert len(learner.model.shape.routers) == 2 and learner._config.router_loss == 0.1
 
 
 def check_train_vision() -> None:

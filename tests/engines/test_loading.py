@@ -326,6 +326,22 @@ def test_a_hybrid_model_is_trained_from_the_command_line(tmp_path: Path, monkeyp
     assert "log-probs" in log and "logprob" in (tmp_path / "runs/hybrid/metrics.jsonl").read_text(), log
 
 
+@pytest.mark.long
+def test_experts_are_replayed_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an episode worker, whose turns and trajectories bring them."""
+    monkeypatch.chdir(tmp_path)
+    build("qwen3_moe", vocab_size=768, max_position_embeddings=2048).save_pretrained(tmp_path / "model")
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY.folder / name, tmp_path / "model" / name)
+    (tmp_path / "reward.py").write_text("async def odd(trajectory):\n    return float(trajectory.sibling % 2)\n")
+    sizes = ["training.steps=1", "training.groups=2", "training.group_size=2", "eval.samples=2", "rollout.workers=1"]
+    rewards = ["scoring.scorers={arithmetic: reward.py:odd}", "sampling.max_tokens=16", "learner.routing_replay=true"]
+    assert main(["train", "model.path=model", "run=experts", *sizes, *rewards]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "runs/experts/metrics.jsonl").read_text().splitlines()]
+    (step,) = [line for line in lines if "routing/replayed" in line]
+    assert 0.8 < step["routing/replayed"] < 1 and step["routing/bytes_per_token"] == 2
+
+
 def _header(tensors: int, entries: int, body: bytes) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, tensors, entries) + body
 

@@ -1,13 +1,16 @@
 """Engines are opened in one place: two models on the same weights, exact only where that is proven, always closed."""
 
 import asyncio
+import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from architectures import build
 
 from turnwise import configure
 from turnwise.config.choices import Precision
@@ -16,9 +19,11 @@ from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.model.routing import RouterShape
+from turnwise.engines.model.sources import find_model
 from turnwise.engines.open_configured import open_pair, open_sampler
 from turnwise.engines.opener import LearnerParts, OpenPair, model_source
-from turnwise.engines.publish_weights import check_trainable
+from turnwise.engines.publish_weights import check_replay, check_trainable
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
@@ -111,6 +116,29 @@ def test_a_failure_after_the_sampler_closes_it(monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(ConfigError, match=words):
             check_trainable("mine.py:X", capabilities, lora=False)
+
+
+def test_experts_are_replayed_where_both_sides_follow_their_routers(tmp_path: Path) -> None:
+    build("qwen3_moe", vocab_size=768, max_position_embeddings=2048).save_pretrained(tmp_path)
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(find_model("tiny").folder / name, tmp_path / name)
+    replay = f"model.path={tmp_path}", "learner.routing_replay=true"
+
+    async def body(engines: OpenPair) -> None:
+        learner: Any = engines.learner
+        assert learner.model.shape.routers == (RouterShape(4, 2),) and engines.sampler.capabilities.routes
+        done = await engines.sampler.generate(Request("c", np.arange(5, 9), SamplingParams(6), NoiseKey(0, 0, "c", 0)))
+        assert done.experts is not None and done.experts.shape == (4 + 6 - 1, 1, 2)
+
+    for settings in (("learner.lora_rank=2",), ("model.precision=bfloat16",)):
+        opened(*replay, *settings, body=body)
+    for setting in ("learner.routing_replay=true", "learner.router_loss=0.1"):
+        with pytest.raises(ConfigError, match=r"needs learner\.processes=1"):
+            configure(*SMALL, setting, "learner.processes=2")
+    with pytest.raises(ConfigError, match=r"needs learner\.place=here"):
+        configure(*SMALL, "learner.routing_replay=true", "learner.place=process")
+    with pytest.raises(ConfigError, match="engine=auto does not say here which experts it chose"):
+        check_replay(configure(*SMALL, "learner.routing_replay=true"), routes=False)
 
 
 def test_lost_turns_are_asked_for_as_often_as_the_config_says() -> None:

@@ -9,7 +9,18 @@ from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.ledger import Ledger, Media, MediaSpan, Origin, TokenTrainingData
 from turnwise.rollout.workers.conversations import Heard, Told
 from turnwise.rollout.workers.packing import packed
-from turnwise.types import FinishReason, Message, Role, Sample, StopReason, ToolCall, Trajectory, Turn
+from turnwise.types import (
+    Completion,
+    FinishReason,
+    Message,
+    Role,
+    Sample,
+    StopReason,
+    ToolCall,
+    Trajectory,
+    Turn,
+    VersionRun,
+)
 
 IMAGE = Media("0" * 32, b"png", np.array([7, 7]), np.array([True, True]), {"pixel_values": np.zeros((2, 3))})
 
@@ -55,3 +66,12 @@ def test_an_episode_is_the_same_on_the_other_side():
     assert again.segments[0].media[0].media.arrays["pixel_values"].shape == (2, 3)
     with pytest.raises(ValueError, match="read-only"):
         again.segments[0].token_ids[0] = 5
+
+
+def test_the_experts_of_a_turn_cross_with_it():
+    experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
+    run = (VersionRun(0, 1),)
+    done = Completion(np.array([4]), np.array([-1.0], np.float32), FinishReason.STOP, run, experts)
+    turn = Turn(0, Message(Role.ASSISTANT, "y"), FinishReason.STOP, 0, 3, 1, experts=experts)
+    for there in pickle.loads(packed([done, turn])):
+        assert there.experts.dtype == np.uint16 and np.array_equal(there.experts, experts)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from turnwise.errors import DataError
+from turnwise.training.optimise import replayed
+from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT, to_sequences, trainable, write_back
 from turnwise.types import (
     FinishReason,
@@ -56,6 +58,25 @@ def test_a_sequence_is_a_ledger_with_what_training_needs_to_know():
     assert (made.trajectory, made.group, made.reward) == (0, 0, 1.0)
     assert made.gather("versions").tolist() == [4, 5, 3] and made.policy_version == 3
     assert made.policy_tokens == 3 and made.gather("logprobs").tolist() == [-0.5, -0.25, -1.0]
+
+
+def test_experts_are_those_of_the_pass_that_computed_a_token_last():
+    one, two = trajectory(), trajectory(segments=2)
+    first, second = one.turns
+    first.start, first.completion_tokens = 2, 2
+    second.start, second.completion_tokens = 5, 1
+    first.experts = np.full((3, 1, 2), 1, dtype=np.uint8)
+    second.experts = np.full((2, 1, 2), 2, dtype=np.uint8)
+    sequences = to_sequences([Group(SAMPLE, [one, two])])
+    assert sequences[0].experts[:, 0, 0].tolist() == [1, 1, 1, 2, 2, 255, 255]
+    assert sequences[1].experts is None
+    packed = pack(sequences, tokens_by_trajectory(sequences))
+    assert packed.experts[:, 0, 1].tolist() == [1, 1, 1, 2, 2, *[255] * (2 + 7 + 7)]
+    assert pack(sequences[1:], tokens_by_trajectory(sequences)).experts is None
+    assert replayed(sequences) == {"routing/replayed": 5 / 21, "routing/bytes_per_token": 14 / 21}
+    second.experts = np.full((5, 1, 2), 3, dtype=np.uint8)  # an update came: all was computed anew
+    (again,) = to_sequences([Group(SAMPLE, [one])])
+    assert again.experts[:, 0, 0].tolist() == [3, 3, 3, 3, 3, 255, 255]
 
 
 def test_groups_number_trajectories_and_leave_failures_out():

@@ -4,7 +4,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from turnwise.config import Config, SamplingConfig
+from turnwise.config import Config, LearnerConfig, SamplingConfig
+from turnwise.config.choices import LearnerPlace
 from turnwise.config.evaluation_sampling import evaluation_sampling
 from turnwise.config.knobs import problems
 from turnwise.config.sections import extension_sections, knob_for, section
@@ -53,8 +54,7 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
             f"training.target must be at least 0 and at most 1, as {training.metric} is, not {training.target}"
         )
     _check_trackers(config.tracking.to)
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.learner.device):
-        raise ConfigError(f"learner.device must be auto, cpu, cuda or cuda:N, not {config.learner.device!r}")
+    _check_learner(config.learner)
     for kind in extension_sections().values():
         if hasattr(kind, "check"):
             section(config, kind).check()
@@ -76,6 +76,18 @@ def _check_sampling(sampling: SamplingConfig, section: str) -> None:
         )
     if "" in sampling.stop:
         raise ConfigError(f"{section}.stop: an empty text would end every turn at once")
+
+
+def _check_learner(learner: LearnerConfig) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", learner.device):
+        raise ConfigError(f"learner.device must be auto, cpu, cuda or cuda:N, not {learner.device!r}")
+    for name in ("routing_replay", "router_loss"):
+        if getattr(learner, name) and learner.processes > 1:
+            raise ConfigError(f"learner.{name} needs learner.processes=1: ranks do not look at routers")
+    if learner.routing_replay and learner.place is LearnerPlace.process:
+        raise ConfigError(
+            "learner.routing_replay needs learner.place=here: it takes the experts of a sampler beside it"
+        )
 
 
 def _check_trackers(trackers: list[str]) -> None:

@@ -288,6 +288,12 @@ class LearnerConfig:
     """Seconds within which a learner in other processes must make progress and each of them give a sign of life. Else
     it counts as hung and is ended; a pass, a weight, the model read are progress. Raise it when reading the model takes
     longer."""
+    routing_replay: bool = knob(False, changes_work())
+    """Let each token take the experts in the learner that it took in the sampler, with weights and gradients of the
+    learner's own routers. Set it for mixture-of-experts models whose log-prob gap is large."""
+    router_loss: float = knob(0.0, at_least(0), changes_work(), for_sft())
+    """Weight of a loss that is larger the more unevenly tokens go to experts, in each pass; transformers calls it
+    router_aux_loss_coef. Set it (0.001) when a few experts take all tokens of a mixture-of-experts model."""
     lora_rank: int = knob(0, at_least(0, 65536), changes_work(), for_sft())
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"), for_sft())

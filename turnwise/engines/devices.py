@@ -247,6 +247,8 @@ def learner_place(config: Config, visible: VisibleGpus | None = None) -> Learner
     place = config.learner.place
     if place is LearnerPlace.here or config.cluster != ONE_MACHINE or config.learner.processes > 1:
         return LearnerPlace.here
+    if place is LearnerPlace.auto and config.learner.routing_replay:
+        return LearnerPlace.here  # where it opens the sampler whose experts it takes
     if place is LearnerPlace.auto:
         apart = config.training.max_lag > 0 and shares_gpu(config, visible)
         return LearnerPlace.process if apart else LearnerPlace.here

@@ -21,7 +21,7 @@ from turnwise.engines.opener import (
     opener_of,
     sharded_learners,
 )
-from turnwise.engines.publish_weights import check_trainable, needs_files, weights_folder
+from turnwise.engines.publish_weights import check_replay, check_trainable, needs_files, weights_folder
 from turnwise.engines.samplers.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ async def open_pair(config: Config, renderer: "Renderer", parts: LearnerParts, s
             apart = open_with_process(config, renderer, parts, say, memory, keep)
             pair = await stack.enter_async_context(apart)
         elif (chosen := choose(config)).on_gpu:
+            check_replay(config, routes=False)
             pair = open_on_gpu(config, chosen, renderer, parts, say, memory)
             keep(pair.sampler)
         else:
@@ -89,5 +90,6 @@ async def _open_beside(
     opened = await open_sampler(config, renderer, say)
     keep(opened.sampler)
     check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_replay(config, routes=opened.sampler.capabilities.routes)
     torch.set_num_threads(opened.threads)
     return OpenPair(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))

@@ -24,8 +24,9 @@ from turnwise.engines.opener import (
     opener_of,
     read_policy,
 )
-from turnwise.engines.publish_weights import check_trainable
+from turnwise.engines.publish_weights import check_replay, check_trainable
 from turnwise.engines.samplers.sampler import Sampler
+from turnwise.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -190,11 +191,14 @@ async def open_apart(
     if extensions.engine(config.engine.name).here:
         same = chosen.precision is Precision.float32
         writer = copy.deepcopy(trained) if same else read_policy(config, chosen.precision)
+        if config.learner.routing_replay:
+            writer.follow_routers()
         opened = open_cpu(config, chosen, renderer, say, model=writer)
     else:
         opened = await opener_of(config).open(config, renderer, say)
     keep(opened.sampler)
     check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    check_replay(config, routes=opened.sampler.capabilities.routes)
     torch.set_num_threads(opened.threads)
     learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
     exact = is_exact(config, chosen, learner, opened.regime)
@@ -248,6 +252,10 @@ def open_learner(
     if memory is not None:
         hold_to(torch.device(device_of(chosen.device)), memory.share(part))
     model, critic = model or read_policy(config, Precision.float32), None
+    if chosen.routing_replay or chosen.router_loss:
+        model.follow_routers()
+    if chosen.router_loss and not all(router.logits for router in model.shape.routers):
+        raise EngineError("learner.router_loss: the routers of this model do not give their logits")
     if chosen.train_vision:
         train_vision(model)
     if parts.critic:  # before LoRA is added: all weights of a critic's own trunk are trained

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.config import Config
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.weight_updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
@@ -33,6 +34,15 @@ def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> Non
         kinds = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
         raise ConfigError(
             f"training publishes {'' if lora else 'all '}weights after each step, but engine={name} takes: {kinds}"
+        )
+
+
+def check_replay(config: Config, *, routes: bool) -> None:
+    """Refuse a learner that is to take the sampler's experts where nobody says which they are."""
+    if config.learner.routing_replay and not routes:
+        raise ConfigError(
+            f"learner.routing_replay: engine={config.engine.name} does not say here which experts it chose; "
+            "only our own sampler on the CPU does (engine=torch, without a cluster)"
         )
 
 

@@ -217,6 +217,7 @@ class TokenBackend:
             completion_tokens=len(completion.token_ids),
             segment=self._at,
             start=start,
+            experts=completion.experts,
         )
 
     def append_replies(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from turnwise.config import Config
 from turnwise.config.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config.knobs import is_plugin
@@ -66,6 +68,7 @@ def optimise(
     critic where the algorithm needs one says so.
     """
     metrics = measure(trainable(sequences), step, oldest_allowed(config))
+    metrics |= replayed(trainable(sequences)) if config.learner.routing_replay else {}
     metrics |= score_sequences(learner, sequences, config)
     metrics |= assign_credit(sequences, config, kl_controller, baselines)
     chosen = trainable(sequences)
@@ -86,6 +89,15 @@ def optimise(
             if len(updates["loss"]) == 1 and treatment(config).old_logprobs is OldLogprobs.sampler:
                 metrics |= _first_gap(part)
     return metrics | {name: sum(values) / len(values) for name, values in updates.items()}
+
+
+def replayed(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """Of how many tokens the experts are known that the sampler chose, and what they take a token to hold and send."""
+    noted = [sequence.experts for sequence in sequences if sequence.experts is not None]
+    known = sum(int((experts[:, 0, 0] != np.iinfo(experts.dtype).max).sum()) for experts in noted)
+    tokens = max(1, sum(len(sequence.token_ids) for sequence in sequences))
+    held = sum(experts.nbytes for experts in noted) / tokens
+    return {"routing/replayed": known / tokens, "routing/bytes_per_token": held}
 
 
 def _active(part: Sequence[TrainSequence], config: Config) -> list[TrainSequence]:

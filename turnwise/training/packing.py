@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.engines.learners.learner import TokenBatch
+from turnwise.engines.model.routing import Experts, not_noted
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 
@@ -125,6 +126,21 @@ def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> TokenB
             for sequence, start in zip(sequences, starts.tolist(), strict=True)
             for span in sequence.media
         ),
+        experts=_experts(sequences),
+    )
+
+
+def _experts(sequences: Sequence[TrainSequence]) -> Experts | None:
+    """[T, routers, k] of all sequences; those of which nothing was noted, such as episodes read from a file, choose by
+    themselves."""
+    like = next((sequence.experts for sequence in sequences if sequence.experts is not None), None)
+    if like is None:
+        return None
+    return np.concatenate(
+        [
+            not_noted(len(sequence.token_ids), like) if sequence.experts is None else sequence.experts
+            for sequence in sequences
+        ]
     )
 
 

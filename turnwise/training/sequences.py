@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from turnwise.engines.model.routing import Experts, not_noted
 from turnwise.errors import DataError
 from turnwise.ledger import MediaSpan, TokenTrainingData
 from turnwise.types import Group, Trajectory, Turn
@@ -75,6 +76,8 @@ class TrainSequence:
     """Whether an earlier step trained on it too: it says nothing of how the policy does now."""
     media: tuple[MediaSpan, ...] = ()
     """The images among its tokens."""
+    experts: Experts | None = None
+    """[T, routers, k] those that the sampler's routers chose, where it noted them: the last time it computed each."""
 
     policy: Ints = field(init=False, repr=False)
     """The places of the policy's tokens: where `loss_mask` is True."""
@@ -157,11 +160,24 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             branch=branch,
             reused=trajectory.reused_from is not None,
             media=ledger.media,
+            experts=_experts(trajectory, segment, len(ledger)),
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, branch in _trained_segments(trajectory)
         if (mask := (ledger := trajectory.segments[segment]).loss_mask).any()
     ]
+
+
+def _experts(trajectory: Trajectory, segment: int, length: int) -> Experts | None:
+    """What each turn has noted, over what earlier ones had: a token that was computed anew was seen so by those that
+    come after."""
+    noted = None
+    for turn in trajectory.every_turn:
+        if turn.segment == segment and turn.experts is not None:
+            noted = not_noted(length, turn.experts) if noted is None else noted
+            end = turn.start + turn.completion_tokens - 1
+            noted[end - len(turn.experts) : end] = turn.experts
+    return noted
 
 
 def _trained_segments(trajectory: Trajectory) -> Iterable[tuple[int, int]]:

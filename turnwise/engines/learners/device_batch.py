@@ -58,6 +58,8 @@ class DeviceBatch:
     weights: Tensor | None = None
     image_sequences: tuple[ImageSequence, ...] = ()
     """[S] the sequences where any has images; none for text alone."""
+    experts: Tensor | None = None
+    """[T, routers, k]"""
 
     @property
     def targets(self) -> Tensor:
@@ -92,6 +94,7 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
         ),
         **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
         image_sequences=_image_sequences(batch) if batch.media else (),
+        experts=None if batch.experts is None else sent(torch.from_numpy(batch.experts), device),
     )
 
 
@@ -121,6 +124,8 @@ def check(batch: TokenBatch) -> None:
             raise EngineError(f"{array.shape} {name} for {len(index)} policy tokens")
     if batch.trajectory.min() < 0 or batch.trajectory.max() >= len(batch.trajectory_tokens):
         raise EngineError(f"a policy token belongs to none of the {len(batch.trajectory_tokens)} trajectories")
+    if batch.experts is not None and len(batch.experts) != len(tokens):
+        raise EngineError(f"experts are given for {len(batch.experts)} of {len(tokens)} tokens")
     if batch.media:
         _check_media(batch)
 

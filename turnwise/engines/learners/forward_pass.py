@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.image_features import Stretch, joined_features, joined_positions
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
 from turnwise.engines.model.recurrence import Recurrence
+from turnwise.engines.model.routing import Routing
 from turnwise.engines.model.token_logprobs import token_logprobs
 from turnwise.errors import EngineError
 
@@ -57,15 +58,20 @@ class ForwardPass:
         """The number format of products inside."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.narrow else nullcontext()
 
-    def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
-        """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
+    def hidden(
+        self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0, watched: list[Routing] | None = None
+    ) -> Tensor:
+        """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`.
+        What the routers of each pass do is added to `watched`."""
         _check_vision(model, batch)
         if model.shape.no_packing is None:
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.image_sequences)
+            images, experts = batch.image_sequences, batch.experts
+            routing = _routing(experts, watched)
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, images, routing)
         return torch.cat(
             [
-                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences)
-                for tokens, rows, sequences in _apart(batch)
+                self._states(model, tokens, [len(tokens)], rows - 1, recompute, sequences, _routing(experts, watched))
+                for tokens, rows, sequences, experts in _apart(batch)
             ]
         )
 
@@ -77,8 +83,11 @@ class ForwardPass:
         rows: Tensor,
         recompute: int,
         sequences: Sequence[ImageSequence],
+        routing: Routing | None,
     ) -> Tensor:
         inputs = self._inputs(model, tokens, lengths, sequences)
+        if routing is not None:
+            inputs = replace(inputs, routing=routing)
         states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
 
@@ -142,7 +151,7 @@ class ForwardPass:
         if batch.image_sequences:
             raise EngineError("log-probs by the sampler's own arithmetic are made of text alone, and there are images")
         parts: list[Tensor] = []
-        for tokens, inside, _ in _apart(batch):
+        for tokens, inside, *_ in _apart(batch):
             places = pad_rows(torch.arange(len(tokens)), regime)
             hidden = model(ModelInputs(pad_rows(tokens, regime), places), attention.exact([len(tokens)], regime))
             for rows in torch.split(inside, EXACT_CHUNK):
@@ -151,18 +160,27 @@ class ForwardPass:
         return torch.cat(parts)
 
 
+def _routing(experts: Tensor | None, watched: list[Routing] | None) -> Routing | None:
+    """Of one pass, where routers are told or watched."""
+    routing = None if experts is None and watched is None else Routing(experts)
+    if watched is not None and routing is not None:
+        watched.append(routing)
+    return routing
+
+
 def _check_vision(model: PolicyModel, batch: DeviceBatch) -> None:
     if batch.image_sequences and not model.reads_images:
         raise EngineError(f"{type(model).__name__} reads text only, and there are images in this batch")
 
 
-def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]]:
-    """The tokens of each sequence that has any of the policy's, the places of those in it, and its images."""
+def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ImageSequence, ...], Tensor | None]]:
+    """The tokens of each sequence that has any of the policy's, the places of those in it, its images and experts."""
     tokens, index = torch.split(batch.tokens, [*batch.lengths]), torch.split(batch.index, [*batch.written])
-    sequences: list[tuple[Tensor, Tensor, tuple[ImageSequence, ...]]] = []
+    sequences: list[tuple[Tensor, Tensor, tuple[ImageSequence, ...], Tensor | None]] = []
     start = 0
     for number, (own, inside) in enumerate(zip(tokens, index, strict=True)):
         if len(inside):
-            sequences.append((own, inside - start, batch.image_sequences[number : number + 1]))
+            experts = None if batch.experts is None else batch.experts[start : start + len(own)]
+            sequences.append((own, inside - start, batch.image_sequences[number : number + 1], experts))
         start += len(own)
     return sequences

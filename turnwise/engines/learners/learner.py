@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.config import AlgorithmConfig
 from turnwise.config.choices import Aggregation, KLEstimator
+from turnwise.engines.model.routing import Experts
 from turnwise.engines.weight_updates import FullWeights, StoredWeights
 from turnwise.errors import TurnwiseError
 from turnwise.ledger import MediaSpan
@@ -50,6 +51,8 @@ class TokenBatch:
     weights: Floats | None = None
     media: tuple[MediaSpan, ...] = ()
     """The images of all sequences, each at its place among the T; a block never crosses from one to the next."""
+    experts: Experts | None = None
+    """[T, routers, k] those that tokens take where the policy computes them; None leaves it to its routers."""
 
 
 class Supervised(enum.StrEnum):

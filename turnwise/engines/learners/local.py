@@ -5,12 +5,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
 from turnwise.engines.learners.learner import Floats, NotFinite, Objective, TokenBatch, TokenOutputs, UpdateResult, Who
 from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
 from turnwise.engines.learners.optimizer import Optimizer
-from turnwise.engines.learners.splitting import Attempt, BatchPart, halves, whole
+from turnwise.engines.learners.splitting import Attempt, BatchPart, halves, laid_out, whole
 from turnwise.engines.learners.state import below, check_names, differences, identity, read_state, write_state
 from turnwise.engines.learners.watching import count_progress
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
@@ -32,6 +31,7 @@ from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.model.routing import Routing, balance_loss
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError
 
@@ -141,7 +141,7 @@ class LocalLearner:
             with attempt:
                 parts.append((attempt.part, self._scored(on_device(attempt.part.batch, self.device), who)))
         scores = _numpy(torch.cat([scores for _, scores in parts]))
-        return _laid_out(scores, [part for part, _ in parts])
+        return laid_out(scores, [part for part, _ in parts])
 
     def _scored(self, here: DeviceBatch, who: Who) -> Tensor:
         match who:
@@ -185,7 +185,7 @@ class LocalLearner:
         start = 0
         for batch, parts in zip(batches, by_batch, strict=True):
             own, places = slice(start, start + len(batch.index)), [part for part, _ in parts]
-            outputs.append(TokenOutputs(_laid_out(logprobs[own], places), _laid_out(entropies[own], places)))
+            outputs.append(TokenOutputs(laid_out(logprobs[own], places), laid_out(entropies[own], places)))
             start = own.stop
         return UpdateResult(outputs, metrics)
 
@@ -233,10 +233,14 @@ class LocalLearner:
         here, again = on_device(batch, self.device), self._memory.layers_again(len(batch.tokens))
         with self._memory.measured(len(batch.tokens)), ExitStack() as adding:
             with self.forward.autocast():
-                hidden = self.forward.hidden(self.model, here, again)
+                watched: list[Routing] | None = [] if self._config.router_loss else None
+                hidden = self.forward.hidden(self.model, here, again, watched)
                 logprobs, entropy = self.forward.scores(self.model, here, hidden)
                 values = None if self.critic is None else self._values(self.critic, here, hidden, again)
             total, metrics = loss(PolicyTokens(logprobs, entropy, values), here)
+            if watched is not None:
+                uneven = balance_loss(watched) * (len(batch.index) / batch.minibatch_tokens)
+                total, metrics = total + self._config.router_loss * uneven, metrics | {"actor/router_loss": uneven}
             for optimizer in self._optimizers.values():
                 adding.enter_context(optimizer.gradients.adding())
             total.backward()  # type: ignore[no-untyped-call]
@@ -287,13 +291,14 @@ class LocalLearner:
 
     def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None, recompute: int = 0) -> Tensor:
         if critic.trunk is not None:
-            hidden = self.forward.hidden(critic.trunk, batch, recompute)
+            hidden = self.forward.hidden(critic.trunk, replace(batch, experts=None), recompute)
         values: Tensor = critic(hidden)
         return values
 
     def _reference_logprobs(self, batch: DeviceBatch) -> Tensor:
         if not self._has_reference:
             raise EngineError("this learner has no reference policy")
+        batch = replace(batch, experts=None)  # other weights: its own routers choose
         if self._start is not None:
             return self.forward.logprobs(self._start, batch)
         with self.model.without_adapter():
@@ -389,12 +394,3 @@ class LocalLearner:
 def _numpy(tensor: Tensor) -> Floats:
     array: Floats = tensor.float().cpu().numpy()
     return array
-
-
-def _laid_out(values: Floats, parts: Sequence[BatchPart]) -> Floats:
-    """The values of the parts of a batch, which come one part behind the other, in the order of the batch."""
-    if len(parts) == 1:
-        return values
-    ordered = np.empty_like(values)
-    ordered[np.concatenate([part.places for part in parts])] = values
-    return ordered

@@ -1,5 +1,6 @@
 """A batch as smaller ones: whole trajectories each, with gradients that add up to its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from turnwise.engines.learners.device_batch import PER_TOKEN
-from turnwise.engines.learners.learner import Ints, TokenBatch
+from turnwise.engines.learners.learner import Floats, Ints, TokenBatch
 from turnwise.ledger import MediaSpan
 
 
@@ -65,6 +66,7 @@ def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
         media=tuple(MediaSpan(span.media, int(places[span.start])) for span in batch.media if tokens[span.start]),
         trajectory=np.searchsorted(trajectories, batch.trajectory[written]),
         trajectory_tokens=batch.trajectory_tokens[trajectories],
+        experts=None if batch.experts is None else batch.experts[tokens],
         **cut,
     )
     return BatchPart(smaller, part.places[written])
@@ -86,3 +88,12 @@ class Attempt:
         if isinstance(error, torch.OutOfMemoryError):
             self.refused = str(error)
         return self.refused is not None
+
+
+def laid_out(values: Floats, parts: Sequence[BatchPart]) -> Floats:
+    """The values of the parts of a batch, which come one part behind the other, in the order of the batch."""
+    if len(parts) == 1:
+        return values
+    ordered = np.empty_like(values)
+    ordered[np.concatenate([part.places for part in parts])] = values
+    return ordered

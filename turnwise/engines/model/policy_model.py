@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turnwise.engines.model.checkpoint_rows import CheckpointRows, OwnRows
+from turnwise.engines.model.routing import RouterShape, Routing
 from turnwise.errors import EngineError
 from turnwise.ledger import Media, MediaSpan
 
@@ -55,6 +56,8 @@ class ModelShape:
     """By layer of attention, in the order of their numbers."""
     states: tuple[StateShape, ...] = ()
     """By recurrent layer, in the order of their numbers; such a model is told which tokens are one sequence."""
+    routers: tuple[RouterShape, ...] = ()
+    """By router of experts, in the order of their numbers; none before `follow_routers`."""
     no_packing: str | None = None
     """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
     no_caching: str | None = None
@@ -94,6 +97,8 @@ class ModelInputs:
     """The features of the images in these tokens; None for text."""
     recurrence: "Recurrence | None" = None
     """Which tokens are one sequence, and its states; read by models with recurrent layers alone."""
+    routing: Routing | None = None
+    """Which experts these tokens take, or where their choice is noted; only of a model that follows its routers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,11 @@ class PolicyModel(nn.Module, ABC):
         """Find out, on weights that are there, what the model does; what Turnwise cannot do with it is an EngineError.
         A model that was read whole has done so."""
         return
+
+    def follow_routers(self) -> None:
+        """From now on passes may note the experts that are chosen, or say them: `shape.routers` has the routers. A
+        model without any, or whose choice cannot be replaced, is an EngineError."""
+        raise EngineError(f"{type(self).__name__} has no routers that choose experts")
 
     @abstractmethod
     def without_adapter(self) -> AbstractContextManager[None]:

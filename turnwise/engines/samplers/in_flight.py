@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from turnwise.engines.samplers.kv_cache import PromptBlock
 from turnwise.engines.samplers.prompt_images import PromptImages
@@ -108,6 +109,11 @@ class RunningRequest:
     """The last tokens, long enough to hold any stop string."""
     prompt_images: PromptImages | None = None
     """Of a turn with images."""
+    told: int = field(init=False)
+    """Of how many tokens an earlier turn has told which experts were chosen."""
+
+    def __post_init__(self) -> None:
+        self.told = 0 if self.shareable else self.fed
 
     @property
     def prompt_length(self) -> int:
@@ -124,10 +130,11 @@ class RunningRequest:
             self.prompt_images.forget()
         self.writers.hand_over(version, len(self.ids))
 
-    def completion(self, reason: FinishReason) -> Completion:
-        """What was written, each token with its version."""
+    def completion(self, reason: FinishReason, experts: Sequence[Tensor] = ()) -> Completion:
+        """What was written, each token with its version; `experts` those chosen for the tokens from `told` on."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float32)
-        return Completion(ids, logprobs, reason, self.writers.runs(len(ids)))
+        chosen = experts[0].numpy() if experts else None
+        return Completion(ids, logprobs, reason, self.writers.runs(len(ids)), chosen)
 
     def stops(self, token: int, decode_text: DecodeText) -> bool:
         """Whether this token ends the turn: by itself, or with a stop string in the text so far.

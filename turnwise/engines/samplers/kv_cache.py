@@ -15,6 +15,7 @@ from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
 from turnwise.engines.model.policy_model import LayerCache, PolicyModel, StateShape
 from turnwise.engines.model.recurrence import States, empty_states
+from turnwise.engines.model.routing import RouterShape, Routing, expert_dtype
 from turnwise.ledger import MediaSpan
 
 PREFIX_BLOCK = PAGE
@@ -35,11 +36,14 @@ class KVSpan:
     values: tuple[Tensor, ...]
     states: tuple[States, ...] = ()
     """Of each recurrent layer those behind the last of the tokens."""
+    experts: tuple[Tensor, ...] = ()
+    """[n, routers, k] where the model follows its routers: what they chose when keys and values were computed."""
 
     @property
     def bytes(self) -> int:
-        """The memory that keys, values and states take, in bytes."""
-        return sum(part.nbytes for part in (*self.keys, *self.values, *chain.from_iterable(self.states)))
+        """The memory that keys, values, states and choices take, in bytes."""
+        parts = (*self.keys, *self.values, *chain.from_iterable(self.states), *self.experts)
+        return sum(part.nbytes for part in parts)
 
 
 class ActiveRows:
@@ -54,6 +58,8 @@ class ActiveRows:
     """Keys and values of each layer: what cached attention reads and writes."""
     states: list[States]
     """Of each recurrent layer those of every row, zeros where a sequence begins."""
+    experts: tuple[Tensor, ...]
+    """[rows, capacity, routers, k] of a model that follows its routers."""
 
     def __init__(
         self,
@@ -62,9 +68,10 @@ class ActiveRows:
         max_rows: int,
         device: torch.device | None = None,
         states: Sequence[StateShape] = (),
+        routers: Sequence[RouterShape] = (),
     ) -> None:
         self._max_rows = max_rows
-        self._caches, self._state_shapes = tuple(caches), tuple(states)
+        self._caches, self._state_shapes, self._routers = tuple(caches), tuple(states), tuple(routers)
         self._kinds = tuple(dict.fromkeys(caches))
         self._dtype, self.device = dtype, device or torch.device("cpu")
         self._keep(min(FIRST_ROWS, max_rows), KEY_PAD)
@@ -73,12 +80,13 @@ class ActiveRows:
     def of(cls, model: PolicyModel, max_rows: int) -> "ActiveRows":
         """Rows for a model, in the number format and on the device of its weights."""
         first = next(model.parameters())
-        return cls(model.shape.caches, first.dtype, max_rows, first.device, model.shape.states)
+        return cls(model.shape.caches, first.dtype, max_rows, first.device, model.shape.states, model.shape.routers)
 
     @property
     def bytes(self) -> int:
-        """The memory that keys, values and states of all rows take, in bytes."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, *chain.from_iterable(self.states)))
+        """The memory that keys, values, states and choices of all rows take, in bytes."""
+        parts = (*self.keys, *self.values, *chain.from_iterable(self.states), *self.experts)
+        return sum(tensor.nbytes for tensor in parts)
 
     def _empty(self, rows: int, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
         keys: list[Tensor] = []
@@ -93,7 +101,10 @@ class ActiveRows:
     def _keep(self, rows: int, capacity: int) -> None:
         self._size = rows, capacity
         self.keys, self.values = keys, values = self._empty(rows, capacity)
-        self.states = empty_states(self._state_shapes, rows, self.device)
+        self.states, self.experts = empty_states(self._state_shapes, rows, self.device), ()
+        if self._routers:  # on the host: nothing computes with them here
+            shape = rows, capacity, len(self._routers), self._routers[0].top_k
+            self.experts = (torch.zeros(shape, dtype=expert_dtype(self._routers)),)
         self.layers, counts = [], dict.fromkeys(self._kinds, 0)
         for cache in self._caches:
             kind, number = self._kinds.index(cache), counts[cache]
@@ -107,7 +118,7 @@ class ActiveRows:
             return
         more_rows = min(max(rows, 2 * have), self._max_rows) if rows > have else have
         more = padded(max(length, int(GROWTH * capacity)), KEY_PAD) if length > capacity else capacity
-        before = self.keys, self.values, self.states
+        before = self.keys, self.values, self.states, self.experts
         self._keep(more_rows, more)
         for new, old in zip(self.keys, before[0], strict=True):
             new[:, :have, :, :, :capacity] = old
@@ -115,6 +126,8 @@ class ActiveRows:
             new[:, :have, :, :capacity] = old
         for new, old in zip(chain.from_iterable(self.states), chain.from_iterable(before[2]), strict=True):
             new[:have] = old
+        for new, old in zip(self.experts, before[3], strict=True):
+            new[:have, :capacity] = old
 
     def begin(self, row: int) -> None:
         """A sequence begins in a row: what recurrent layers kept there of another is forgotten."""
@@ -129,6 +142,8 @@ class ActiveRows:
             values[:, target, :, :length] = values[:, source, :, :length]
         for state in chain.from_iterable(self.states):
             state[target] = state[source]
+        for experts in self.experts:
+            experts[target, :length] = experts[source, :length]
 
     def clear(self, row: int) -> None:
         """Zero a row that held NaN, which would outlive its sequence."""
@@ -142,7 +157,16 @@ class ActiveRows:
         keys = tuple(tensor[:, row, :, :, start:end].clone(memory_format=plain) for tensor in self.keys)
         values = tuple(tensor[:, row, :, start:end].clone(memory_format=plain) for tensor in self.values)
         states = tuple(tuple(state[row].clone() for state in layer) for layer in self.states)
-        return KVSpan(end - start, keys, values, states)
+        return KVSpan(end - start, keys, values, states, self.chosen(row, start, end))
+
+    def chosen(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
+        """A copy of what routers chose for tokens start to end of a row."""
+        return tuple(experts[row, start:end].clone() for experts in self.experts)
+
+    def note(self, rows: Tensor, places: Tensor, routing: Routing) -> None:
+        """Keep what a pass chose for the tokens at these places of these rows."""
+        for experts in self.experts:
+            experts[rows, places] = routing.noted(experts.dtype)[: len(places)].cpu()
 
     def write(self, row: int, start: int, span: KVSpan) -> None:
         """Puts a span into a row, from position `start` on."""
@@ -153,6 +177,8 @@ class ActiveRows:
             tensor[:, row, :, start:end] = values
         for state, kept in zip(chain.from_iterable(self.states), chain.from_iterable(span.states), strict=True):
             state[row] = kept
+        for experts, chosen in zip(self.experts, span.experts, strict=True):
+            experts[row, start:end] = chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Capabilities:
     media: bool = False
     sleeps: bool = False
     """Whether `sleep` gives its memory back."""
+    routes: bool = False
+    """Whether completions say which experts were chosen."""
 
     def __str__(self) -> str:
         logprobs = {

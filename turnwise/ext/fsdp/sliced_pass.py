@@ -14,6 +14,7 @@ from torch.nn import functional
 from turnwise.engines.learners.device_batch import DeviceBatch
 from turnwise.engines.learners.forward_pass import ForwardPass
 from turnwise.engines.model.policy_model import Attend, ImageFeatures, Mixing, ModelInputs, PolicyModel
+from turnwise.engines.model.routing import Routing
 from turnwise.errors import EngineError
 
 
@@ -54,10 +55,12 @@ class SlicedPass(ForwardPass):
     context: ContextGroup | None = None
     """None where a rank has its passes for itself."""
 
-    def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
-        """Of this rank's tokens; one of nobody's where it has none, so that it has a gradient."""
+    def hidden(
+        self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0, watched: list[Routing] | None = None
+    ) -> Tensor:
+        """Of this rank's tokens; one of nobody's where it has none, so that it has a gradient. No router is watched."""
         if self.context is None:
-            return super().hidden(model, batch, recompute)
+            return super().hidden(model, batch, recompute, watched)
         part = _Slice.of(batch, self.context)
         inputs = part.of_inputs(self._inputs(model, batch.tokens, batch.lengths, batch.image_sequences))
         lengths = [*batch.lengths, part.padding] if part.padding else batch.lengths

@@ -14,7 +14,7 @@ from turnwise.config import Config
 from turnwise.config.choices import ScoringRun
 from turnwise.config.sections import section
 from turnwise.engines.opener import LearnerParts, OpenPair, Say, opener_of
-from turnwise.engines.publish_weights import check_trainable
+from turnwise.engines.publish_weights import check_replay, check_trainable
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
 from turnwise.ext.ray.config import RayConfig
@@ -182,6 +182,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
     opening = open_samplers(connection, config, say, training=True)
     async with _reserved_learner(connection, config) as group, opening as (pool, facts):
         check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
+        check_replay(config, routes=pool.capabilities.routes)
         learner = ActorLearner(
             connection,
             lambda: _make(connection, config, parts, facts, group),

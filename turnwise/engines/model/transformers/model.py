@@ -1,7 +1,7 @@
 """Any causal language model of transformers as a policy model: its own layers, our attention and cache.
 
 Nothing about a family is assumed: `transformers/probe.py` runs every model once with a handful of tokens and refuses
-what does not come out right. Auxiliary losses of routers are left out; dropout is off, in training too.
+what does not come out right. Losses of routers are the learner's; dropout is off, in training too.
 """
 
 import copy
@@ -47,6 +47,7 @@ from turnwise.engines.model.transformers.recurrent_layers import (
     recomputed,
     take_recurrent,
 )
+from turnwise.engines.model.transformers.routers import find_routers, within
 from turnwise.engines.model.transformers.skeleton import empty_model, make_room
 from turnwise.engines.model.transformers.weights import CheckpointNames
 from turnwise.errors import EngineError, one_line
@@ -99,6 +100,10 @@ class TransformersModel(PolicyModel):
             no_caching=probed.no_caching,
             no_graphs=probed.no_graphs,
         )
+
+    def follow_routers(self) -> None:
+        name, base, device = type(self.model).__name__, self._base, self._head.weight.device
+        self.shape = replace(self.shape, routers=self.shape.routers or find_routers(name, self._decoder, base, device))
 
     @property
     def findings(self) -> ProbeFindings:
@@ -220,7 +225,8 @@ class TransformersModel(PolicyModel):
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
+            with within(inputs.routing):
+                hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.recurrence, inputs.images)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False

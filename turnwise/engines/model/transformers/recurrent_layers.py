@@ -22,6 +22,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 from turnwise.engines.model.policy_model import StateShape
 from turnwise.engines.model.recurrence import Recurrence, States
 from turnwise.engines.model.transformers.attention import CURRENT
+from turnwise.engines.model.transformers.routers import ROUTING
 from turnwise.errors import EngineError
 
 SEQUENCES: ContextVar[Recurrence | None] = ContextVar("turnwise_recurrence", default=None)
@@ -277,15 +278,17 @@ def _each_sequence(
 
 
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:
-    """Checkpointing of a layer that finds our attention and the pass's sequences again in the backward pass."""
-    attend, recurrence = CURRENT.get(), SEQUENCES.get()
+    """Checkpointing of a layer that finds our attention, the pass's sequences and its experts again in the backward
+    pass."""
+    attend, recurrence, routing = CURRENT.get(), SEQUENCES.get(), ROUTING.get()
 
     def again(*args: Any) -> Any:
-        before = CURRENT.set(attend), SEQUENCES.set(recurrence)
+        before = CURRENT.set(attend), SEQUENCES.set(recurrence), ROUTING.set(routing)
         try:
             return function(*args)
         finally:
             CURRENT.reset(before[0])
             SEQUENCES.reset(before[1])
+            ROUTING.reset(before[2])
 
     return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False)

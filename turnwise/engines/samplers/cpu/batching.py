@@ -206,6 +206,7 @@ class Batcher:
         for row, running in enumerate(everybody):
             tokens, prompt_images = running.sequence(), running.prompt_images
             self._rows.begin(row)
+            running.told = 0  # what chose experts before is forgotten with the keys and values it made
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
                 prefill(
@@ -369,10 +370,11 @@ class Batcher:
             running.ids.append(token)
             running.logprobs.append(logprob)
             self.stats.decoded_tokens += 1
-            if running.stops(token, self._decode_text):
-                ended.append((row, running.completion(FinishReason.STOP)))
-            elif len(running.ids) == running.limit:
-                ended.append((row, running.completion(FinishReason.LENGTH)))
+            stops = running.stops(token, self._decode_text)
+            if stops or len(running.ids) == running.limit:
+                reason = FinishReason.STOP if stops else FinishReason.LENGTH
+                experts = self._rows.chosen(row, running.told, running.fed)
+                ended.append((row, running.completion(reason, experts)))
         for row, result in reversed(ended):  # from the end, so that rows still to leave do not move
             running = self._active[row]
             outcomes.append((running.request, result))

@@ -10,6 +10,7 @@ from torch import Tensor
 from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, pad_rows
 from turnwise.engines.model.policy_model import ImageFeatures, ModelInputs, PolicyModel
 from turnwise.engines.model.recurrence import Recurrence
+from turnwise.engines.model.routing import Routing
 from turnwise.engines.samplers.in_flight import RunningRequest
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.prompt_images import PromptImages, image_inputs
@@ -41,7 +42,13 @@ def prefill(
     if store.states:
         rows = torch.tensor([chunk.row for chunk in chunks])
         recurrence = Recurrence(tuple(chunk.length for chunk in chunks), store.states, rows)
-    hidden = model(_inputs(ids, places, store, regime, images, recurrence), cached_prefill(store, chunks, regime))
+    routing = Routing() if store.experts else None
+    inputs = _inputs(ids, places, store, regime, images, recurrence, routing)
+    hidden = model(inputs, cached_prefill(store, chunks, regime))
+    if routing is not None:
+        counts = torch.tensor([chunk.length for chunk in chunks])
+        rows = torch.tensor([chunk.row for chunk in chunks]).repeat_interleave(counts)
+        store.note(rows, torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), routing)
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
 
@@ -59,8 +66,11 @@ def decode(
     at = torch.from_numpy(places)
     positions = at if shifts is None else torch.from_numpy(places + shifts)
     recurrence = Recurrence((1,) * len(token_ids), store.states) if store.states else None
-    inputs = _inputs(torch.from_numpy(token_ids), positions, store, regime, recurrence=recurrence)
+    routing = Routing() if store.experts else None
+    inputs = _inputs(torch.from_numpy(token_ids), positions, store, regime, recurrence=recurrence, routing=routing)
     hidden = model(inputs, cached_decode(store, at, regime))
+    if routing is not None:
+        store.note(torch.arange(len(at)), at, routing)
     return model.logits(hidden)[: len(token_ids)]
 
 
@@ -82,7 +92,8 @@ def _inputs(
     regime: Regime,
     images: ImageFeatures | None = None,
     recurrence: Recurrence | None = None,
+    routing: Routing | None = None,
 ) -> ModelInputs:
     """The model's inputs, padded to the regime's rows, on the device of the cache."""
     at = pad_rows(places, regime) if places.dim() == 1 else pad_rows(places.t(), regime).t()
-    return ModelInputs(pad_rows(ids, regime).to(store.device), at.to(store.device), images, recurrence)
+    return ModelInputs(pad_rows(ids, regime).to(store.device), at.to(store.device), images, recurrence, routing)

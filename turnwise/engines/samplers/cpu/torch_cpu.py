@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -44,3 +45,4 @@ class TorchSampler(InProcessSampler):
 
         batcher = Batcher(model, decode, regime, max_batch, session_budget, prefix_budget)
         super().__init__(batcher, model, name="torch sampler", on_worker=on_worker, policy_version=policy_version)
+        self.capabilities = replace(self.capabilities, routes=bool(model.shape.routers))
