@@ -23,8 +23,10 @@ from turnwise.engines.model.huggingface_folder import read_config
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 from turnwise.ext.weights.converting import grid_logits, verify
+from turnwise.ext.weights.expected_tensors import expected_of
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.megatron import read_parts
+from turnwise.ext.weights.megatron_layout import megatron_model
 
 Turnwise = Callable[..., tuple[int, str]]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -311,4 +313,4 @@ def test_the_proof_finds_heads_in_another_order(models: Path, grid: Path) -> Non
         parts[0, 0, 1][name] = Stored.of(torch.cat((*heads[:2], heads[3], heads[2])))
         assert (grid_logits(shape, parts, config, tokens) - wanted).abs().max() > 0.01
     with pytest.raises(EngineError, match="linear_qkv.weight of stage 0, turn 0, rank 1 changed in the conversion"):
-        verify(shape, parts, read_safetensors(models / "qwen2"), config, None)
+        verify(shape, parts, read_safetensors(models / "qwen2"), megatron_model(expected_of(models / "qwen2"), "here"), None)
