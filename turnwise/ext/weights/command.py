@@ -18,13 +18,13 @@ GROUP = "after a run"
 HELP = "merge trained weights into a Hugging Face folder, or convert one to a Megatron grid and back"
 MERGE, TO, FROM = "merge", "to-mcore", "from-mcore"
 FORMATS = ("grid", "distributed")
-SPLITS = ("tp", "pp", "vpp", "ep")
+SPLITS = ("tp", "pp", "vpp")
 DTYPES = ("float32", "bfloat16", "float16")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 ONLY = {
     "all": (MERGE,), "base": (MERGE,), "lora_alpha": (MERGE,), "keep_adapter": (MERGE,),
     "hf": (MERGE, FROM), "max_file_size": (MERGE, FROM), "verify": (TO, FROM),
-    "tp": (TO,), "ep": (TO,), "format": (TO,), "pp": (TO,), "vpp": (TO,), "vocab_multiple": (TO,),
+    "tp": (TO,), "format": (TO,), "pp": (TO,), "vpp": (TO,), "vocab_multiple": (TO,),
 }  # fmt: skip
 """Options that some of the actions read."""
 
@@ -54,13 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "to-mcore",
         "Families: llama, mistral, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe. "
         "`grid` has a file of each rank (--ckpt-format torch); `distributed` has whole tensors (torch_dist), "
-        "which ranks of any --tp, --pp and --ep load.",
+        "which ranks of any tensor, pipeline and expert split load.",
     )
     grid.add_argument("--format", choices=FORMATS, help="Megatron's format (default grid)")
     grid.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (default 1)")
     grid.add_argument("--pp", type=int, metavar="N", help="pipeline stages (default 1)")
     grid.add_argument("--vpp", type=int, metavar="N", help="virtual stages of each pipeline stage (default 1)")
-    grid.add_argument("--ep", type=int, metavar="N", help="ranks that share the experts (default 1)")
     grid.add_argument(
         "--vocab-multiple", type=int, metavar="N", help="rows a rank's vocabulary is padded to (default 128)"
     )
@@ -142,7 +141,7 @@ def _to_megatron(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--{given[0]}: the distributed format knows of no split; Megatron makes its own when it loads"
         )
-    grid = ParallelGrid(args.tp or 1, args.pp or 1, args.vpp or 1, args.ep or 1)
+    grid = ParallelGrid(args.tp or 1, args.pp or 1, args.vpp or 1)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     how = ToMegatron(grid, dtype, args.vocab_multiple or 128, bool(args.verify), args.force, layout)
     with _bar() as bar:

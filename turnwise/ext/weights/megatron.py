@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import StorageError
-from turnwise.ext.weights.expected_tensors import check_numbers
+from turnwise.ext.weights.expected_tensors import check_numbers, repeated
 from turnwise.ext.weights.fused_tensors import apart, together
 from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.ext.weights.megatron_layout import (
@@ -156,6 +156,9 @@ def read_megatron(folder: Path, model: MegatronModel) -> dict[str, Stored]:
         first += layers
     if first != model.layers:
         raise StorageError(f"{folder} holds {first} layers, config.json says {model.layers}")
+    if model.tied and HEAD in tensors:  # the last stage's copy of the embedding
+        tied, embedding = tensors.pop(HEAD), model.embedding
+        tensors[embedding] = repeated(tied, tensors[embedding], HEAD, embedding, str(folder))
     return together(tensors, model.expected.shapes)
 
 
@@ -174,7 +177,6 @@ def joined_part(
         raise StorageError(f"{where} holds {listed(surplus)}, which this model has no place for")
     tensors: dict[str, Stored] = {}
     for name in held:
-        # A tied head is held against the embedding later, as of any tied model.
         slot = TensorSlot(output, Cut.words, (HEAD,)) if name == output else slots[name]
         tensors |= joined(slot, [rank[name] for rank in ranks], model)
     return tensors, layers

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from turnwise.errors import StorageError
-from turnwise.ext.weights.expected_tensors import check_numbers
+from turnwise.ext.weights.expected_tensors import check_numbers, repeated
 from turnwise.ext.weights.fused_tensors import apart, together
 from turnwise.ext.weights.lazy_tensor import Stored, picked
 from turnwise.ext.weights.megatron import LATEST, VERSION, Part, joined_part, usual_name
 from turnwise.ext.weights.megatron_layout import MegatronModel, TensorSlot, share
-from turnwise.ext.weights.megatron_names import OUTPUT, Cut
+from turnwise.ext.weights.megatron_names import HEAD, OUTPUT, Cut
 from turnwise.ext.weights.names import listed
 
 OWN = re.compile(r"(?:language_model\.)?(?:decoder|embedding|output_layer)\.|vision_model\.")
@@ -67,7 +67,10 @@ def places(name: str) -> tuple[StackedPlace, StackedPlace]:
 def read_distributed_megatron(tensors: Mapping[str, Stored], model: MegatronModel, where: str) -> dict[str, Stored]:
     """The Hugging Face tensors of Megatron's distributed format."""
     part = distributed_part(tensors, model, where)
-    return together(joined_part([part], model, 0, where, begins=True, ends=True)[0], model.expected.shapes)
+    joined, _ = joined_part([part], model, 0, where, begins=True, ends=True)
+    if model.tied and HEAD in joined:
+        joined[model.embedding] = repeated(joined.pop(HEAD), joined[model.embedding], HEAD, model.embedding, where)
+    return together(joined, model.expected.shapes)
 
 
 def distributed_part(tensors: Mapping[str, Stored], model: MegatronModel, where: str) -> Part:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import ConfigError, EngineError, StorageError
 from turnwise.ext.weights.expected_tensors import Expected
 from turnwise.ext.weights.fused_tensors import shapes_apart
@@ -148,11 +147,6 @@ def _tower_heads(config: Any) -> HeadGroups:
     return HeadGroups(tower.num_heads, [size, size, size])
 
 
-def decoder_config(model: MegatronModel) -> DecoderConfig | None:
-    """Where the model is one that our own decoder computes."""
-    return model.expected.config
-
-
 @dataclass(frozen=True, slots=True)
 class ParallelGrid:
     """Ranks that share each layer, stages of layers, and turns of each stage: `ParallelGrid(tensor=2, pipeline=2)`."""
@@ -160,8 +154,6 @@ class ParallelGrid:
     tensor: int = 1
     pipeline: int = 1
     virtual: int = 1
-    expert: int = 1
-    """Ranks that share the experts."""
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(turn, stage) in the order in which a token passes them."""
@@ -190,8 +182,6 @@ def check_grid(grid: ParallelGrid, model: MegatronModel) -> None:
         )
     if grid.virtual > 1 and grid.pipeline == 1:
         raise ConfigError(f"--vpp {grid.virtual}: turns need several stages, and --pp is 1")
-    if grid.expert > 1 and (not model.experts or model.experts % grid.expert):
-        raise ConfigError(f"--ep {grid.expert}: {model.experts} experts cannot be shared evenly")
 
 
 # --- from the ranks of a tensor-parallel group ----------------------------------------------------------------------
