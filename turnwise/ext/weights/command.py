@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from turnwise.ext.weights.merging import Merge, MergeOutcome, MergePlan
 
 GROUP = "after a run"
-HELP = "merge trained weights into a Hugging Face folder, or convert one to a Megatron grid and back"
+HELP = "merge trained weights into a Hugging Face folder, or convert one to Megatron and back"
 MERGE, TO, FROM = "merge", "to-mcore", "from-mcore"
 FORMATS = ("grid", "distributed")
 SPLITS = ("tp", "pp", "vpp")
@@ -30,7 +30,7 @@ ONLY = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=[MERGE, TO, FROM], help="to Hugging Face; to a Megatron grid; from one")
+    parser.add_argument("action", choices=[MERGE, TO, FROM], help="to Hugging Face; to Megatron; from it")
     parser.add_argument("source", type=Path, metavar="SOURCE", help="the folder of a checkpoint (docs/ext/weights.md)")
     parser.add_argument(
         "target", type=Path, metavar="TARGET", help="the folder to write; it appears whole or not at all"
