@@ -132,12 +132,12 @@ def _merge_all(args: argparse.Namespace) -> int:
 def _to_megatron(args: argparse.Namespace) -> int:
     import torch
 
-    from turnwise.ext.weights.converting import Layout, ToMegatron, to_megatron
+    from turnwise.ext.weights.converting import MegatronFormat, ToMegatron, to_megatron
     from turnwise.ext.weights.megatron_layout import ParallelGrid
 
-    layout = Layout(args.format or FORMATS[0])
+    layout = MegatronFormat(args.format or FORMATS[0])
     given = [option for option in SPLITS if getattr(args, option) is not None]
-    if layout is Layout.distributed and given:
+    if layout is MegatronFormat.distributed and given:
         raise ConfigError(
             f"--{given[0]}: the distributed format knows of no split; Megatron makes its own when it loads"
         )
@@ -147,7 +147,7 @@ def _to_megatron(args: argparse.Namespace) -> int:
     with _bar() as bar:
         proof = to_megatron(args.source, args.target, how, lambda size: bar(args.target.name, size))
     shape = f"a grid of {grid.tensor} x {grid.pipeline} x {grid.virtual}"
-    _say(f"wrote {args.target}: {shape if layout is Layout.grid else 'a distributed checkpoint'}")
+    _say(f"wrote {args.target}: {shape if layout is MegatronFormat.grid else 'a distributed checkpoint'}")
     if proof is not None:
         _say(str(proof))
     _result(args, {"tp": grid.tensor, "pp": grid.pipeline, "vpp": grid.virtual})

@@ -1,4 +1,4 @@
-"""A Hugging Face folder to a Megatron grid and back, with the proof that both are one model where that is asked for.
+"""A Hugging Face folder to Megatron and back, with the proof that both are one model where that is asked for.
 
 The proof is the round trip bit by bit, and the logits of both. The grid's logits are computed as Megatron's ranks
 would, each with what it holds: a mistake that cutting and joining make alike, such as heads in the wrong order, shows
@@ -204,7 +204,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 COMPANIONS = "huggingface"
 
 
-class Layout(enum.Enum):
+class MegatronFormat(enum.Enum):
     """Megatron's two formats of a checkpoint."""
 
     grid = "grid"
@@ -223,7 +223,7 @@ class ToMegatron:
     """A rank's share of the vocabulary is padded to a multiple of this, as Megatron does by default."""
     verify: bool = False
     force: bool = False
-    layout: Layout = Layout.grid
+    layout: MegatronFormat = MegatronFormat.grid
 
 
 def to_megatron(source: Path, target: Path, how: ToMegatron, begin: Callable[[int], Advance]) -> Proof | None:
@@ -237,7 +237,7 @@ def to_megatron(source: Path, target: Path, how: ToMegatron, begin: Callable[[in
     width = sum(stored.bytes // stored.dtype.itemsize * form.of(stored).itemsize for stored in tensors.values())
     advance = begin(width)
     with appearing(target, how.force, source) as folder:
-        if how.layout is Layout.grid:
+        if how.layout is MegatronFormat.grid:
             write_megatron(folder, tensors, model, how.grid, dtype=how.dtype, multiple=how.multiple, advance=advance)
         else:
             write_distributed(folder, tensors, model, dtype=how.dtype, multiple=how.multiple, advance=advance)
@@ -246,7 +246,7 @@ def to_megatron(source: Path, target: Path, how: ToMegatron, begin: Callable[[in
         write_manifest(folder, {"kind": checkpoint.kind.name, "files": checkpoint.files()})
         if not how.verify:
             return None
-        kind = CheckpointKind.megatron if how.layout is Layout.grid else CheckpointKind.distributed
+        kind = CheckpointKind.megatron if how.layout is MegatronFormat.grid else CheckpointKind.distributed
         written = SourceCheckpoint(kind, folder / "release", folder / COMPANIONS)
         return verify(*parts_of(written, model), tensors, model, how.dtype)
 

@@ -137,8 +137,8 @@ QWEN3_TOWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """`Family("model.", "language_model.", QWEN2_TOWER)`: what stands before the decoder's names, and the tower."""
+class FamilyNames:
+    """`FamilyNames("model.", "language_model.", QWEN2_TOWER)`: what stands before the decoder's names, and the tower."""
 
     ours: str = "model."
     theirs: str = ""
@@ -160,15 +160,15 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "qwen3_moe": Family(),
-    "qwen2_vl": Family("model.", "language_model.", QWEN2_TOWER),
-    "qwen2_5_vl": Family("model.", "language_model.", QWEN2_TOWER),
-    "qwen3_vl": Family("model.language_model.", "language_model.", QWEN3_TOWER),
-    "qwen3_vl_moe": Family("model.language_model.", "language_model.", QWEN3_TOWER),
+    "llama": FamilyNames(),
+    "mistral": FamilyNames(),
+    "qwen2": FamilyNames(),
+    "qwen3": FamilyNames(),
+    "qwen3_moe": FamilyNames(),
+    "qwen2_vl": FamilyNames("model.", "language_model.", QWEN2_TOWER),
+    "qwen2_5_vl": FamilyNames("model.", "language_model.", QWEN2_TOWER),
+    "qwen3_vl": FamilyNames("model.language_model.", "language_model.", QWEN3_TOWER),
+    "qwen3_vl_moe": FamilyNames("model.language_model.", "language_model.", QWEN3_TOWER),
 }
 """By model_type."""
 HEAD, OUTPUT = "lm_head.weight", "output_layer.weight"
