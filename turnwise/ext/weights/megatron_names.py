@@ -138,7 +138,7 @@ QWEN3_TOWER = (
 
 @dataclass(frozen=True, slots=True)
 class FamilyNames:
-    """`FamilyNames("model.", "language_model.", QWEN2_TOWER)`: what stands before the decoder's names, and the tower."""
+    """`FamilyNames("model.", "language_model.", QWEN2_TOWER)`: prefixes of a decoder, and the tower."""
 
     ours: str = "model."
     theirs: str = ""
