@@ -23,8 +23,10 @@ from turnwise.engines.model.huggingface_folder import read_config
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 from turnwise.ext.weights.converting import grid_logits, verify
+from turnwise.ext.weights.expected_tensors import expected_of
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
 from turnwise.ext.weights.megatron import read_parts
+from turnwise.ext.weights.megatron_layout import megatron_model
 
 Turnwise = Callable[..., tuple[int, str]]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -291,9 +293,16 @@ def test_grids_that_a_model_cannot_be_cut_into(models: Path, turnwise: Turnwise,
     ):
         code, text = turnwise("weights", "to-mcore", models / "qwen2", tmp_path / "grid", *words)
         assert code == 2 and said in text and not (tmp_path / "grid").exists()
-    build("qwen3_moe").save_pretrained(tmp_path / "experts")
-    code, text = turnwise("weights", "to-mcore", tmp_path / "experts", tmp_path / "grid")
-    assert code == 2 and "without experts" in text
+    code, text = turnwise(
+        "weights", "to-mcore", models / "qwen2", tmp_path / "grid", "--format", "distributed", "--tp", 2
+    )
+    assert code == 2 and "knows of no split" in text
+    build("olmo2").save_pretrained(tmp_path / "other")
+    code, text = turnwise("weights", "to-mcore", tmp_path / "other", tmp_path / "grid")
+    assert code == 2 and "this model is olmo2" in text
+    build("llama", mlp_bias=True).save_pretrained(tmp_path / "biased")
+    code, text = turnwise("weights", "to-mcore", tmp_path / "biased", tmp_path / "grid")
+    assert code == 2 and "model.layers.0.mlp.down_proj.bias" in text and "have no place" in text
     code, text = turnwise("weights", "from-mcore", models / "qwen2", tmp_path / "grid")
     assert code == 2 and "a Hugging Face folder, not Megatron's" in text
 
@@ -311,4 +320,10 @@ def test_the_proof_finds_heads_in_another_order(models: Path, grid: Path) -> Non
         parts[0, 0, 1][name] = Stored.of(torch.cat((*heads[:2], heads[3], heads[2])))
         assert (grid_logits(shape, parts, config, tokens) - wanted).abs().max() > 0.01
     with pytest.raises(EngineError, match="linear_qkv.weight of stage 0, turn 0, rank 1 changed in the conversion"):
-        verify(shape, parts, read_safetensors(models / "qwen2"), config, None)
+        verify(
+            shape,
+            parts,
+            read_safetensors(models / "qwen2"),
+            megatron_model(expected_of(models / "qwen2"), "here"),
+            None,
+        )

@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from turnwise.ext.weights.merging import Merge, MergeOutcome, MergePlan
 
 GROUP = "after a run"
-HELP = "merge trained weights into a Hugging Face folder, or convert one to a Megatron grid and back"
+HELP = "merge trained weights into a Hugging Face folder, or convert one to Megatron and back"
 MERGE, TO, FROM = "merge", "to-mcore", "from-mcore"
+FORMATS = ("grid", "distributed")
+SPLITS = ("tp", "pp", "vpp")
 DTYPES = ("float32", "bfloat16", "float16")
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 ONLY = {
     "all": (MERGE,), "base": (MERGE,), "lora_alpha": (MERGE,), "keep_adapter": (MERGE,),
     "hf": (MERGE, FROM), "max_file_size": (MERGE, FROM), "verify": (TO, FROM),
-    "tp": (TO,), "pp": (TO,), "vpp": (TO,), "vocab_multiple": (TO,),
+    "tp": (TO,), "format": (TO,), "pp": (TO,), "vpp": (TO,), "vocab_multiple": (TO,),
 }  # fmt: skip
 """Options that some of the actions read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=[MERGE, TO, FROM], help="to Hugging Face; to a Megatron grid; from one")
+    parser.add_argument("action", choices=[MERGE, TO, FROM], help="to Hugging Face; to Megatron; from it")
     parser.add_argument("source", type=Path, metavar="SOURCE", help="the folder of a checkpoint (docs/ext/weights.md)")
     parser.add_argument(
         "target", type=Path, metavar="TARGET", help="the folder to write; it appears whole or not at all"
@@ -48,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_argument(
         "--keep-adapter", action="store_true", default=None, help="write LoRA factors apart, as peft does"
     )
-    grid = parser.add_argument_group("to-mcore")
+    grid = parser.add_argument_group(
+        "to-mcore",
+        "Families: llama, mistral, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe. "
+        "`grid` has a file of each rank (--ckpt-format torch); `distributed` has whole tensors (torch_dist), "
+        "which ranks of any tensor, pipeline and expert split load.",
+    )
+    grid.add_argument("--format", choices=FORMATS, help="Megatron's format (default grid)")
     grid.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (default 1)")
     grid.add_argument("--pp", type=int, metavar="N", help="pipeline stages (default 1)")
     grid.add_argument("--vpp", type=int, metavar="N", help="virtual stages of each pipeline stage (default 1)")
@@ -69,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     for option, actions in ONLY.items():
         if getattr(args, option) is not None and args.action not in actions:
             raise ConfigError(f"--{option.replace('_', '-')} is for {' and '.join(actions)}, not for {args.action}")
-    for option in ("tp", "pp", "vpp", "vocab_multiple"):
+    for option in (*SPLITS, "vocab_multiple"):
         if getattr(args, option) is not None and getattr(args, option) < 1:
             raise ConfigError(f"--{option.replace('_', '-')} {getattr(args, option)}: at least 1")
     if args.action == TO:
@@ -124,15 +132,22 @@ def _merge_all(args: argparse.Namespace) -> int:
 def _to_megatron(args: argparse.Namespace) -> int:
     import torch
 
-    from turnwise.ext.weights.converting import ToMegatron, to_megatron
+    from turnwise.ext.weights.converting import MegatronFormat, ToMegatron, to_megatron
     from turnwise.ext.weights.megatron_layout import ParallelGrid
 
+    layout = MegatronFormat(args.format or FORMATS[0])
+    given = [option for option in SPLITS if getattr(args, option) is not None]
+    if layout is MegatronFormat.distributed and given:
+        raise ConfigError(
+            f"--{given[0]}: the distributed format knows of no split; Megatron makes its own when it loads"
+        )
     grid = ParallelGrid(args.tp or 1, args.pp or 1, args.vpp or 1)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    how = ToMegatron(grid, dtype, args.vocab_multiple or 128, bool(args.verify), args.force)
+    how = ToMegatron(grid, dtype, args.vocab_multiple or 128, bool(args.verify), args.force, layout)
     with _bar() as bar:
         proof = to_megatron(args.source, args.target, how, lambda size: bar(args.target.name, size))
-    _say(f"wrote {args.target}: a grid of {grid.tensor} x {grid.pipeline} x {grid.virtual}")
+    shape = f"a grid of {grid.tensor} x {grid.pipeline} x {grid.virtual}"
+    _say(f"wrote {args.target}: {shape if layout is MegatronFormat.grid else 'a distributed checkpoint'}")
     if proof is not None:
         _say(str(proof))
     _result(args, {"tp": grid.tensor, "pp": grid.pipeline, "vpp": grid.virtual})

@@ -1,10 +1,11 @@
-"""A Hugging Face folder to a Megatron grid and back, with the proof that both are one model where that is asked for.
+"""A Hugging Face folder to Megatron and back, with the proof that both are one model where that is asked for.
 
 The proof is the round trip bit by bit, and the logits of both. The grid's logits are computed as Megatron's ranks
 would, each with what it holds: a mistake that cutting and joining make alike, such as heads in the wrong order, shows
 there and not in the round trip.
 """
 
+import enum
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,21 +22,20 @@ from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.weights.distributed import read_distributed
 from turnwise.ext.weights.expected_tensors import fitting
+from turnwise.ext.weights.fused_tensors import apart
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors, same_bits
-from turnwise.ext.weights.megatron import distributed_part, read_parts, write_megatron
+from turnwise.ext.weights.megatron import count_layers, read_parts, write_megatron
+from turnwise.ext.weights.megatron_distributed import distributed_part, is_megatron, write_distributed
 from turnwise.ext.weights.megatron_layout import (
-    FINAL_NORM,
     LAYER,
-    OUTPUT,
-    WORDS,
-    Cut,
+    MegatronModel,
     ParallelGrid,
     TensorSlot,
     check_grid,
-    part_slots,
-    refuse_other_families,
+    megatron_model,
     share,
 )
+from turnwise.ext.weights.megatron_names import OUTPUT, Cut
 from turnwise.ext.weights.merging import Merge, MergePlan, write_merge
 from turnwise.ext.weights.model_folder import Advance, Form, appearing, carry, one_format, write_manifest
 from turnwise.ext.weights.sources import CheckpointKind, SourceCheckpoint
@@ -52,50 +52,57 @@ class Proof:
     """`Proof(tensors=290, largest_gap=3e-6)`."""
 
     tensors: int
-    largest_gap: float
-    """Between the logits of both, as a share of the largest."""
+    largest_gap: float | None
+    """Between the logits of both, as a share of the largest; None for a model that our decoder does not compute."""
 
     def __str__(self) -> str:
-        return (
-            f"verified: {self.tensors} tensors there and back bit by bit, logits of {TOKENS} tokens within "
-            f"{self.largest_gap:.1e} of the largest"
+        logits = (
+            f"logits of {TOKENS} tokens within {self.largest_gap:.1e} of the largest"
+            if self.largest_gap is not None
+            else "logits not compared: only llama, mistral, qwen2 and qwen3 are computed here"
         )
+        return f"verified: {self.tensors} tensors there and back bit by bit, {logits}"
 
 
 def verify(
-    grid: ParallelGrid, parts: Parts, tensors: Mapping[str, Stored], config: DecoderConfig, dtype: torch.dtype | None
+    grid: ParallelGrid, parts: Parts, tensors: Mapping[str, Stored], model: MegatronModel, dtype: torch.dtype | None
 ) -> Proof:
     """Hold a grid against the Hugging Face tensors of the same model, both in `dtype` where one was changed to it."""
     if dtype is not None:
         parts = {key: _in_format(part, dtype) for key, part in parts.items()}
         tensors = _in_format(tensors, dtype)
-    compared = 0
+    compared, plain = 0, apart(tensors)
     first, chunks = 0, list(grid.chunks())
     for number, (turn, stage) in enumerate(chunks):
-        layers = _count_layers(parts[turn, stage, 0])
+        layers = count_layers(parts[turn, stage, 0], model, f"stage {stage}, turn {turn}")
         ends = number == len(chunks) - 1
-        for slot in part_slots(config, first, layers, begins=number == 0, ends=ends):
+        for slot in model.part(first, layers, begins=number == 0, ends=ends):
             for rank in range(grid.tensor):
                 stored = parts[turn, stage, rank].get(slot.name)
-                if stored is None and slot.name == OUTPUT and config.tied:
+                if stored is None and slot.name == model.prefix + OUTPUT and model.tied:
                     continue  # a tied head that is not kept
-                if stored is None or not _same(slot, stored.read(), tensors, config, rank, grid.tensor):
+                if stored is None or not _same(slot, stored.read(), plain, rank, grid.tensor):
                     raise EngineError(
                         f"{slot.name} of stage {stage}, turn {turn}, rank {rank} changed in the conversion"
                     )
                 compared += 1
         first += layers
+    config = model.expected.config
+    return Proof(compared, None if config is None else _logits_gap(grid, parts, tensors, config))
+
+
+def _logits_gap(grid: ParallelGrid, parts: Parts, tensors: Mapping[str, Stored], config: DecoderConfig) -> float:
+    """Between the logits of our decoder and of the grid, as a share of the largest."""
     tokens = torch.randint(config.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(SEED))
     with torch.inference_mode():
         whole = {name: stored.read() for name, stored in tensors.items()}
-        model = Decoder(config, fuse(whole, config, torch.float32, "the model"))
-        hidden = model(ModelInputs(tokens, positions([TOKENS])), packed([TOKENS]))
-        wanted = model.logits(hidden)
+        decoder = Decoder(config, fuse(whole, config, torch.float32, "the model"))
+        wanted = decoder.logits(decoder(ModelInputs(tokens, positions([TOKENS])), packed([TOKENS])))
         logits = grid_logits(grid, parts, config, tokens)
     gap = float((logits - wanted).abs().max() / wanted.abs().max())
     if not gap <= CLOSE:
         raise EngineError(f"the grid's logits are off by {gap:.1e} of the largest: it is not the same model")
-    return Proof(compared, gap)
+    return gap
 
 
 def _in_format(tensors: Mapping[str, Stored], dtype: torch.dtype) -> dict[str, Stored]:
@@ -109,21 +116,18 @@ def _read_as(stored: Stored, dtype: torch.dtype) -> Tensor:
     return stored.read().to(dtype)
 
 
-def _same(
-    slot: TensorSlot, held: Tensor, tensors: Mapping[str, Stored], config: DecoderConfig, rank: int, ranks: int
-) -> bool:
+def _same(slot: TensorSlot, held: Tensor, plain: Mapping[str, Stored], rank: int, ranks: int) -> bool:
     """Whether a rank holds its share of a slot; rows that pad the vocabulary say nothing."""
-    if slot.cut is not Cut.rows:
-        return same_bits(held, share(slot, tensors, config, rank, ranks, 1))
-    own = tensors[slot.sources[0]].read()[rank * len(held) : (rank + 1) * len(held)]
+    if slot.cut is not Cut.words:
+        return same_bits(held, share(slot, plain, rank, ranks, 1))
+    own = plain[slot.sources[0]].read()[rank * len(held) : (rank + 1) * len(held)]
     return same_bits(held[: len(own)], own)
 
 
-def _count_layers(part: Mapping[str, Stored]) -> int:
-    return len({name.removeprefix(LAYER).partition(".")[0] for name in part if name.startswith(LAYER)})
-
-
 # --- the pass of a grid ---------------------------------------------------------------------------------------------
+
+
+WORDS, FINAL_NORM = "embedding.word_embeddings.weight", "decoder.final_layernorm.weight"
 
 
 def grid_logits(grid: ParallelGrid, parts: Parts, config: DecoderConfig, tokens: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ def grid_logits(grid: ParallelGrid, parts: Parts, config: DecoderConfig, tokens:
     x = _embedded([parts[(*chunks[0], rank)] for rank in range(grid.tensor)], tokens)
     for turn, stage in chunks:
         ranks = [parts[turn, stage, rank] for rank in range(grid.tensor)]
-        for index in range(_count_layers(ranks[0])):
+        for index in range(sum(name.endswith("linear_qkv.weight") for name in ranks[0])):
             x = _layer([_of_layer(rank, index) for rank in ranks], config, x, cos, sin)
     ranks = [parts[(*chunks[-1], rank)] for rank in range(grid.tensor)]
     x = _norm(x, ranks[0][FINAL_NORM].read(), config.norm_eps)
@@ -200,9 +204,18 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 COMPANIONS = "huggingface"
 
 
+class MegatronFormat(enum.Enum):
+    """Megatron's two formats of a checkpoint."""
+
+    grid = "grid"
+    """A file of each rank (`--ckpt-format torch`)."""
+    distributed = "distributed"
+    """Whole tensors that ranks of any grid load (`torch_dist`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToMegatron:
-    """How a grid is made: `ToMegatron(ParallelGrid(tensor=2), torch.bfloat16)`."""
+    """How a checkpoint is made: `ToMegatron(ParallelGrid(tensor=2), torch.bfloat16)`."""
 
     grid: ParallelGrid
     dtype: torch.dtype | None = None
@@ -210,27 +223,32 @@ class ToMegatron:
     """A rank's share of the vocabulary is padded to a multiple of this, as Megatron does by default."""
     verify: bool = False
     force: bool = False
+    layout: MegatronFormat = MegatronFormat.grid
 
 
 def to_megatron(source: Path, target: Path, how: ToMegatron, begin: Callable[[int], Advance]) -> Proof | None:
-    """Write the grid, config and tokenizer in `huggingface` beside it; it appears whole and checked or not at all."""
+    """Write the checkpoint, config and tokenizer in `huggingface` beside it; it appears whole and checked or not."""
     checkpoint = SourceCheckpoint(CheckpointKind.hugging_face, source, source)
     expected = checkpoint.expected()
-    config = refuse_other_families(expected.config, str(source))
-    check_grid(how.grid, config)
+    model = megatron_model(expected, str(source))
+    check_grid(how.grid, model)
     tensors = fitting(read_safetensors(source), expected, str(source))
     form = Form(how.dtype)
     width = sum(stored.bytes // stored.dtype.itemsize * form.of(stored).itemsize for stored in tensors.values())
     advance = begin(width)
     with appearing(target, how.force, source) as folder:
-        write_megatron(folder, tensors, config, how.grid, dtype=how.dtype, multiple=how.multiple, advance=advance)
+        if how.layout is MegatronFormat.grid:
+            write_megatron(folder, tensors, model, how.grid, dtype=how.dtype, multiple=how.multiple, advance=advance)
+        else:
+            write_distributed(folder, tensors, model, dtype=how.dtype, multiple=how.multiple, advance=advance)
         (folder / COMPANIONS).mkdir()
         carry(source, folder / COMPANIONS, one_format(tensors, form))
         write_manifest(folder, {"kind": checkpoint.kind.name, "files": checkpoint.files()})
         if not how.verify:
             return None
-        grid, parts = read_parts(folder / "release")
-        return verify(grid, parts, tensors, config, how.dtype)
+        kind = CheckpointKind.megatron if how.layout is MegatronFormat.grid else CheckpointKind.distributed
+        written = SourceCheckpoint(kind, folder / "release", folder / COMPANIONS)
+        return verify(*parts_of(written, model), tensors, model, how.dtype)
 
 
 def from_megatron(plan: MergePlan, target: Path, merge: Merge, advance: Advance, *, check: bool) -> Proof | None:
@@ -241,28 +259,25 @@ def from_megatron(plan: MergePlan, target: Path, merge: Merge, advance: Advance,
     proofs: list[Proof] = []
 
     def prove(folder: Path) -> None:
-        config = refuse_other_families(plan.expected.config, str(plan.checkpoint.folder))
-        grid, parts = parts_of(plan.checkpoint)
-        proofs.append(verify(grid, parts, read_safetensors(folder), config, merge.form.dtype))
+        model = megatron_model(plan.expected, plan.expected.where)
+        proofs.append(verify(*parts_of(plan.checkpoint, model), read_safetensors(folder), model, merge.form.dtype))
 
     write_merge(plan, target, merge, advance, prove)
     return proofs[0]
 
 
-def parts_of(checkpoint: SourceCheckpoint) -> tuple[ParallelGrid, Parts]:
+def parts_of(checkpoint: SourceCheckpoint, model: MegatronModel) -> tuple[ParallelGrid, Parts]:
     """The parts of a grid, or of Megatron's distributed format as a grid of one."""
     if checkpoint.kind is CheckpointKind.megatron:
         return read_parts(checkpoint.folder)
-    config = refuse_other_families(checkpoint.expected().config, str(checkpoint.folder))
-    part = distributed_part(read_distributed(checkpoint.folder), config, str(checkpoint.folder))
+    part = distributed_part(read_distributed(checkpoint.folder), model, str(checkpoint.folder))
     return ParallelGrid(), {(0, 0, 0): part}
 
 
 def refuse_other_sources(checkpoint: SourceCheckpoint) -> None:
     """`from-mcore` takes Megatron's formats, and says what else a folder is."""
     is_theirs = checkpoint.kind is CheckpointKind.megatron or (
-        checkpoint.kind is CheckpointKind.distributed
-        and any(name.startswith("decoder.layers.") for name in read_distributed(checkpoint.folder))
+        checkpoint.kind is CheckpointKind.distributed and is_megatron(read_distributed(checkpoint.folder))
     )
     if not is_theirs:
         raise ConfigError(

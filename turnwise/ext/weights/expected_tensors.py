@@ -116,11 +116,11 @@ def fitting(tensors: Mapping[str, Stored], expected: Expected, where: str) -> di
     fitted = {name: useful[name] for name in expected.shapes}
     for name, origin in expected.tied.items():
         if name in useful and origin in fitted and name not in fitted:
-            fitted[origin] = _repeated(useful[name], fitted[origin], name, origin, where)
+            fitted[origin] = repeated(useful[name], fitted[origin], name, origin, where)
     return fitted
 
 
-def _repeated(tied: Stored, origin: Stored, name: str, other: str, where: str) -> Stored:
+def repeated(tied: Stored, origin: Stored, name: str, other: str, where: str) -> Stored:
     """The origin, which is compared with its copy when it is read."""
 
     def read() -> Tensor:

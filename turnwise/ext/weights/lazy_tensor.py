@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ class Stored:
     dtype: torch.dtype
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+    pieces: "tuple[TensorPiece, ...]" = ()
+    """What it is put together of, where it is."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Stored":
@@ -88,7 +91,22 @@ def assembled(name: str, dtype: torch.dtype, shape: tuple[int, ...], pieces: Seq
             whole[box] = first
         return whole
 
-    return Stored(dtype, shape, read)
+    return Stored(dtype, shape, read, tuple(pieces))
+
+
+def picked(name: str, stored: Stored, index: int) -> Stored:
+    """One of the tensors that are stacked along the first axis; only its own pieces are read where it has some."""
+    thin = all(piece.content.shape[:1] == (1,) for piece in stored.pieces)
+    if not stored.pieces or not thin:
+        return stored.changed(stored.shape[1:], operator.itemgetter(index))
+    own = [
+        TensorPiece(
+            piece.offsets[1:], piece.content.changed(piece.content.shape[1:], operator.itemgetter(0)), piece.origin
+        )
+        for piece in stored.pieces
+        if piece.offsets[0] == index
+    ]
+    return assembled(name, stored.dtype, stored.shape[1:], own)
 
 
 def _tile(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...], axis: int) -> bool:

@@ -1,31 +1,27 @@
 """Grids of Megatron-core checkpoints (`mp_rank_TT_PPP`): read as one Hugging Face model, and written from one."""
 
-import functools
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import StorageError
-from turnwise.ext.weights.expected_tensors import HEAD, check_numbers
+from turnwise.ext.weights.expected_tensors import check_numbers, repeated
+from turnwise.ext.weights.fused_tensors import apart, together
 from turnwise.ext.weights.lazy_tensor import Stored
 from turnwise.ext.weights.megatron_layout import (
-    ALSO,
     LAYER,
-    OUTPUT,
-    Cut,
+    MegatronModel,
     ParallelGrid,
     TensorSlot,
     joined,
     part_of,
-    part_slots,
     share,
 )
+from turnwise.ext.weights.megatron_names import ALSO, HEAD, OUTPUT, Cut
 from turnwise.ext.weights.names import listed
 from turnwise.ext.weights.pickles import read_pickle
 
@@ -33,20 +29,28 @@ RANK = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?")
 FILES = ("model.pt", "model_optim_rng.pt", "model_rng.pt")
 """verl's, and Megatron-LM's with and without a distributed optimiser."""
 LATEST = "latest_checkpointed_iteration.txt"
+LOCAL_EXPERT = re.compile(r"\.mlp\.experts\.(?:local_experts|experts)\.(\d+)\.(linear_fc[12]\.weight)")
+"""An expert of a layer that keeps them one by one; grouped, its number comes last."""
 VERSION = 3.0
 """Megatron's, of checkpoints whose queries, keys and values lie group by group."""
 Part = dict[str, Stored]
 """A stage's turn on one rank: tensors by Megatron's names."""
 
 
+def iteration_folder(folder: Path) -> Path | None:
+    """The newest iteration, where Megatron-LM says which that is."""
+    if not (folder / LATEST).is_file():
+        return None
+    iteration = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+    if iteration != "release" and not iteration.isdecimal():
+        raise StorageError(f"{folder / LATEST} says {iteration[:50]!r}, which is not an iteration")
+    return folder / ("release" if iteration == "release" else f"iter_{int(iteration):07d}")
+
+
 def grid_folder(folder: Path) -> Path | None:
     """Where the ranks of a grid lie: here, in `model` (verl), or in the newest iteration (Megatron-LM)."""
-    places = [folder, folder / "model"]
-    if (folder / LATEST).is_file():
-        iteration = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
-        if iteration != "release" and not iteration.isdecimal():
-            raise StorageError(f"{folder / LATEST} says {iteration[:50]!r}, which is not an iteration")
-        places.insert(0, folder / ("release" if iteration == "release" else f"iter_{int(iteration):07d}"))
+    newest = iteration_folder(folder)
+    places = [*([newest] if newest else []), folder, folder / "model"]
     return next((candidate for candidate in places if candidate.is_dir() and any(candidate.glob("mp_rank_*"))), None)
 
 
@@ -118,9 +122,7 @@ def _part(table: Any, path: Path) -> Part:
     for name, value in table.items():
         if name.endswith("_extra_state"):
             continue  # Transformer Engine's own, of eight-bit training
-        name = name.removeprefix("module.")
-        for other, usual in ALSO.items():
-            name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
+        name = usual_name(name.removeprefix("module."), table)
         if not isinstance(value, Tensor):
             raise StorageError(f"{path}: {name} is not a tensor")
         if name in part:
@@ -129,7 +131,18 @@ def _part(table: Any, path: Path) -> Part:
     return part
 
 
-def read_megatron(folder: Path, config: DecoderConfig) -> dict[str, Stored]:
+def usual_name(name: str, names: Container[str]) -> str:
+    """A tensor's name as layers of Transformer Engine have it, where `names` are those of the whole part."""
+    sparse = name.endswith(".pre_mlp_layernorm.weight") and (
+        name.replace("pre_mlp_layernorm", "mlp.router") in names
+    )  # a layer of experts calls it that everywhere
+    if not sparse:
+        for other, usual in ALSO.items():
+            name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
+    return LOCAL_EXPERT.sub(r".mlp.experts.\2\1", name)
+
+
+def read_megatron(folder: Path, model: MegatronModel) -> dict[str, Stored]:
     """The Hugging Face tensors of a grid; layers are counted through the parts, which may be of any sizes."""
     grid, parts = read_parts(folder)
     tensors: dict[str, Stored] = {}
@@ -138,70 +151,41 @@ def read_megatron(folder: Path, config: DecoderConfig) -> dict[str, Stored]:
         ranks = [parts[turn, stage, rank] for rank in range(grid.tensor)]
         where = f"{folder.name}/{rank_name(0, stage, grid)}, turn {turn}"
         begins, ends = number == 0, number == len(chunks) - 1
-        part, layers = _joined_part(ranks, config, first, where, begins=begins, ends=ends)
+        part, layers = joined_part(ranks, model, first, where, begins=begins, ends=ends)
         tensors |= part
         first += layers
-    if first != config.num_layers:
-        raise StorageError(f"{folder} holds {first} layers, config.json says {config.num_layers}")
-    return tensors
+    if first != model.layers:
+        raise StorageError(f"{folder} holds {first} layers, config.json says {model.layers}")
+    if model.tied and HEAD in tensors:  # the last stage's copy of the embedding
+        tied, embedding = tensors.pop(HEAD), model.embedding
+        tensors[embedding] = repeated(tied, tensors[embedding], HEAD, embedding, str(folder))
+    return together(tensors, model.expected.shapes)
 
 
-def _joined_part(
-    ranks: list[Part], config: DecoderConfig, first: int, where: str, *, begins: bool, ends: bool
+def joined_part(
+    ranks: list[Part], model: MegatronModel, first: int, where: str, *, begins: bool, ends: bool
 ) -> tuple[dict[str, Stored], int]:
     """The Hugging Face tensors of a part, and how many layers it has; all must be there, and no other."""
     held = ranks[0]
-    layers = _layers(held, where)
-    slots = {slot.name: slot for slot in part_slots(config, first, layers, begins=begins, ends=ends)}
-    may_be = {OUTPUT} if config.tied and ends else set()
+    layers = count_layers(held, model, where)
+    slots = {slot.name: slot for slot in model.part(first, layers, begins=begins, ends=ends)}
+    output = model.prefix + OUTPUT
+    may_be = {output} if model.tied and ends else set()
     if missing := sorted(slots.keys() - held.keys() - may_be):
         raise StorageError(f"{where} lacks {listed(missing)}")
     if surplus := sorted(held.keys() - slots.keys() - may_be):
         raise StorageError(f"{where} holds {listed(surplus)}, which this model has no place for")
     tensors: dict[str, Stored] = {}
     for name in held:
-        # A tied head is held against the embedding later, as of any tied model.
-        slot = TensorSlot(OUTPUT, Cut.rows, (HEAD,)) if name == OUTPUT else slots[name]
-        tensors |= joined(slot, [rank[name] for rank in ranks], config)
+        slot = TensorSlot(output, Cut.words, (HEAD,)) if name == output else slots[name]
+        tensors |= joined(slot, [rank[name] for rank in ranks], model)
     return tensors, layers
 
 
-def read_distributed_megatron(tensors: Mapping[str, Stored], config: DecoderConfig, where: str) -> dict[str, Stored]:
-    """The Hugging Face tensors of Megatron's distributed format."""
-    return _joined_part([distributed_part(tensors, config, where)], config, 0, where, begins=True, ends=True)[0]
-
-
-def distributed_part(tensors: Mapping[str, Stored], config: DecoderConfig, where: str) -> Part:
-    """That format as the part of a grid of one rank: its tensors are whole, as a rule those of all layers in one."""
-    part: Part = {}
-    for name, stored in tensors.items():
-        if not name.startswith(("decoder.", "embedding.", "output_layer.")) or "_extra_state" in name:
-            continue  # an optimiser, random states
-        for other, usual in ALSO.items():
-            name = name.removesuffix(other) + usual if name.endswith(f".{other}") else name
-        rest = name.removeprefix(LAYER)
-        if name == rest or rest.partition(".")[0].isdecimal():
-            part[name] = stored
-        elif stored.shape[:1] == (config.num_layers,):
-            for index in range(config.num_layers):
-                part[f"{LAYER}{index}.{rest}"] = stored.changed(stored.shape[1:], operator.itemgetter(index))
-        else:
-            raise StorageError(f"{where}: {name} is {stored.shape}, config.json says {config.num_layers} layers")
-    for name in [name for name in part if name.endswith("linear_fc1.weight_w")]:  # gate and up may be set apart
-        gate, up = part.pop(name), part.pop(name[:-1] + "v", None)
-        if up is None or up.shape != gate.shape:
-            raise StorageError(f"{where}: {name} is without its other half")
-        whole = (2 * gate.shape[0], *gate.shape[1:])
-        part[name[:-2]] = Stored(gate.dtype, whole, functools.partial(_stacked, gate, up))
-    return part
-
-
-def _stacked(gate: Stored, up: Stored) -> Tensor:
-    return torch.cat([gate.read(), up.read()])
-
-
-def _layers(part: Mapping[str, Stored], where: str) -> int:
-    numbers = {name.removeprefix(LAYER).partition(".")[0] for name in part if name.startswith(LAYER)}
+def count_layers(part: Mapping[str, Stored], model: MegatronModel, where: str) -> int:
+    """How many of the decoder's layers a part has."""
+    start = model.prefix + LAYER
+    numbers = {name.removeprefix(start).partition(".")[0] for name in part if name.startswith(start)}
     if numbers != {str(index) for index in range(len(numbers))}:
         raise StorageError(f"{where}: its layers are {listed(sorted(numbers))}, not numbered from 0")
     return len(numbers)
@@ -210,7 +194,7 @@ def _layers(part: Mapping[str, Stored], where: str) -> int:
 def write_megatron(
     folder: Path,
     tensors: Mapping[str, Stored],
-    config: DecoderConfig,
+    model: MegatronModel,
     grid: ParallelGrid,
     *,
     dtype: torch.dtype | None,
@@ -218,18 +202,18 @@ def write_megatron(
     advance: Callable[[int], None],
 ) -> None:
     """`release/mp_rank_TT_PPP/model_optim_rng.pt` as Megatron-LM loads them; one rank is in memory at a time."""
-    chunks = list(grid.chunks())
+    chunks, plain = list(grid.chunks()), apart(tensors)
     for stage in range(grid.pipeline):
         for rank in range(grid.tensor):
             turns: list[dict[str, Tensor]] = []
             for number, (turn, at) in enumerate(chunks):
                 if at != stage:
                     continue
-                first, layers = part_of(config, grid, turn, stage)
-                slots = part_slots(config, first, layers, begins=number == 0, ends=number == len(chunks) - 1)
+                first, layers = part_of(model, grid, turn, stage)
+                slots = model.part(first, layers, begins=number == 0, ends=number == len(chunks) - 1)
                 part: dict[str, Tensor] = {}
                 for slot in slots:
-                    own = share(slot, tensors, config, rank, grid.tensor, multiple)
+                    own = share(slot, plain, rank, grid.tensor, multiple)
                     part[slot.name] = own if dtype is None else own.to(dtype)
                     check_numbers(slot.name, part[slot.name], own.dtype, "the grid")
                     advance(part[slot.name].nbytes)

@@ -1,34 +1,28 @@
-"""How Megatron-core cuts a decoder into a grid of ranks: names, which axis is cut, heads by group, gate beside up."""
+"""How Megatron-core cuts a model into a grid of ranks: which tensors a part has, heads by group, gate beside up."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from turnwise.engines.model.huggingface_folder import DecoderConfig
 from turnwise.errors import ConfigError, EngineError, StorageError
-from turnwise.ext.weights.expected_tensors import EMBEDDING, HEAD
+from turnwise.ext.weights.expected_tensors import Expected
+from turnwise.ext.weights.fused_tensors import shapes_apart
 from turnwise.ext.weights.lazy_tensor import Stored, same_bits
+from turnwise.ext.weights.megatron_names import FAMILIES, HEAD, OUTPUT, Cut, NameRow, Stage
+from turnwise.ext.weights.names import listed
 
-WORDS, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"
 LAYER = "decoder.layers."
-ALSO = {
-    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
-    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
-}
-"""Names that layers without Transformer Engine have, and what it calls the same."""
 
 
-class Cut(Enum):
-    """What the ranks of a tensor-parallel group hold of a tensor."""
+@dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """Attention heads as Megatron stores them: `HeadGroups(2, [64, 32, 32])`, rows of q, k and v of one group."""
 
-    copies = "every rank the whole"
-    rows = "its rows"
-    columns = "its columns"
-    groups = "query, key and value heads of its groups, group after group"
-    halves = "its rows of the gate, then its rows of the up matrix"
+    groups: int
+    rows: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +32,119 @@ class TensorSlot:
     name: str
     cut: Cut
     sources: tuple[str, ...]
+    heads: HeadGroups | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronModel:
+    """What of a model decides how its tensors lie in Megatron; its names are those of files, fused ones apart."""
+
+    prefix: str
+    """Before Megatron's names of the decoder."""
+    rows: tuple[NameRow, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    expected: Expected
+    layers: int
+    experts: int
+    heads: HeadGroups
+    tower_heads: HeadGroups | None
+    embedding: str
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return HEAD not in self.shapes
+
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary."""
+        return self.shapes[self.embedding][0]
+
+    def part(self, first: int, layers: int, *, begins: bool, ends: bool) -> Iterator[TensorSlot]:
+        """The tensors of a part of the grid that has `layers` layers from `first` on."""
+        for row in self.rows:
+            match row.stage:
+                case Stage.own:
+                    numbers = [(index, first + index) for index in range(layers)]
+                case Stage.first if begins:
+                    numbers = list(enumerate(range(len(self.shapes)))) if "*" in row.theirs else [(0, 0)]
+                case Stage.last if ends:
+                    numbers = [(0, 0)]
+                case _:
+                    numbers = []
+            for theirs, ours in numbers:
+                found = list(self._row(row, theirs, ours))
+                if not found and row.stage is Stage.first:
+                    break  # a tower's blocks end
+                yield from found
+        # Where the embedding is tied and lies on another stage, the last one has a copy to make logits with.
+        if ends and (not self.tied or not begins):
+            yield TensorSlot(self.prefix + OUTPUT, Cut.words, (self.embedding if self.tied else HEAD,))
+
+    def _row(self, row: NameRow, theirs: int, ours: int) -> Iterator[TensorSlot]:
+        near = row.beside.replace("*", str(ours))
+        if near and near not in self.shapes:
+            return
+        heads = (self.heads if row.theirs.startswith(f"{self.prefix}{LAYER}") else self.tower_heads) or self.heads
+        for expert in range(self.experts) if "#" in row.theirs else (0,):
+            names = tuple(name.replace("*", str(ours)).replace("#", str(expert)) for name in row.ours)
+            if all(name in self.shapes for name in names):
+                name = row.theirs.replace("*", str(theirs)).replace("#", str(expert))
+                yield TensorSlot(name, row.cut, names, heads if row.cut is Cut.groups else None)
+
+    def whole(self) -> list[TensorSlot]:
+        """Every tensor of the model, as one rank would hold it."""
+        return list(self.part(0, self.layers, begins=True, ends=True))
+
+
+def megatron_model(expected: Expected, where: str) -> MegatronModel:
+    """The layout of a model; one of another family, or with a tensor that has no place, is refused by name."""
+    config: Any = expected.config if expected.model is None else expected.model.config
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise EngineError(
+            f"{where}: Megatron's layout is known here for {', '.join(FAMILIES)}, and this model is {config.model_type}"
+        )
+    shapes = shapes_apart(expected.shapes)
+    start = f"{family.ours}layers."
+    layers = len({name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)})
+    model = MegatronModel(
+        family.theirs,
+        family.rows(),
+        shapes,
+        expected,
+        layers,
+        _experts(shapes, start),
+        _decoder_heads(expected),
+        _tower_heads(config) if family.tower else None,
+        f"{family.ours}embed_tokens.weight",
+    )
+    placed = {source for slot in model.whole() for source in slot.sources}
+    if unknown := sorted(shapes.keys() - placed):
+        raise EngineError(f"{where} has {listed(unknown)}, which have no place in Megatron's layout known here")
+    return model
+
+
+def _experts(shapes: Mapping[str, tuple[int, ...]], start: str) -> int:
+    sparse = (name.partition(".mlp.experts.")[2] for name in shapes if name.startswith(start))
+    return max((int(rest.partition(".")[0]) + 1 for rest in sparse if rest), default=0)
+
+
+def _decoder_heads(expected: Expected) -> HeadGroups:
+    if expected.config is not None:
+        heads, groups, size = expected.config.num_heads, expected.config.num_kv_heads, expected.config.head_dim
+    else:
+        assert expected.model is not None
+        config = expected.model.config.get_text_config()
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return HeadGroups(groups, [heads // groups * size, size, size])
+
+
+def _tower_heads(config: Any) -> HeadGroups:
+    tower = config.vision_config
+    size = getattr(tower, "embed_dim", tower.hidden_size) // tower.num_heads
+    return HeadGroups(tower.num_heads, [size, size, size])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,70 +160,39 @@ class ParallelGrid:
         return ((turn, stage) for turn in range(self.virtual) for stage in range(self.pipeline))
 
 
-def check_grid(grid: ParallelGrid, config: DecoderConfig) -> None:
+def check_grid(grid: ParallelGrid, model: MegatronModel) -> None:
     """Refuse a grid that the model cannot be cut into."""
-    heads = {"key/value heads": config.num_kv_heads, "rows of the gate": config.intermediate_size}
-    for what, number in heads.items():
+    for slot in model.whole():
+        shape = model.shapes[slot.sources[0]]
+        axis = 1 if slot.cut is Cut.columns else 0
+        what, number = {
+            Cut.groups: ("key/value heads", slot.heads.groups if slot.heads else 1),
+            Cut.halves: ("rows of the gate", shape[0]),
+            Cut.rows: ("rows", shape[0]),
+            Cut.columns: ("columns", shape[min(axis, len(shape) - 1)]),
+        }.get(slot.cut, ("", 0))
         if number % grid.tensor:
             raise ConfigError(
-                f"--tp {grid.tensor}: {number} {what} cannot be shared evenly; take a divisor of {number}"
+                f"--tp {grid.tensor}: {number} {what} cannot be shared evenly ({slot.name}); take a divisor of {number}"
             )
     parts = grid.pipeline * grid.virtual
-    if config.num_layers % parts:
+    if model.layers % parts:
         raise ConfigError(
-            f"--pp {grid.pipeline} --vpp {grid.virtual}: {config.num_layers} layers cannot be shared evenly by {parts} "
-            "parts"
+            f"--pp {grid.pipeline} --vpp {grid.virtual}: {model.layers} layers cannot be shared evenly by {parts} parts"
         )
     if grid.virtual > 1 and grid.pipeline == 1:
         raise ConfigError(f"--vpp {grid.virtual}: turns need several stages, and --pp is 1")
 
 
-def layer_slots(config: DecoderConfig, theirs: int, ours: int) -> Iterator[TensorSlot]:
-    """The tensors of a layer: `theirs` is its number within a part of the grid, `ours` within the model."""
-    name, source = f"{LAYER}{theirs}.", f"model.layers.{ours}."
-    heads = tuple(f"{source}self_attn.{part}_proj" for part in "qkv")
-    yield TensorSlot(
-        f"{name}self_attention.linear_qkv.layer_norm_weight", Cut.copies, (f"{source}input_layernorm.weight",)
-    )
-    yield TensorSlot(f"{name}self_attention.linear_qkv.weight", Cut.groups, tuple(f"{head}.weight" for head in heads))
-    if config.qkv_bias:
-        yield TensorSlot(f"{name}self_attention.linear_qkv.bias", Cut.groups, tuple(f"{head}.bias" for head in heads))
-    if config.qk_norm:
-        yield TensorSlot(f"{name}self_attention.q_layernorm.weight", Cut.copies, (f"{source}self_attn.q_norm.weight",))
-        yield TensorSlot(f"{name}self_attention.k_layernorm.weight", Cut.copies, (f"{source}self_attn.k_norm.weight",))
-    yield TensorSlot(f"{name}self_attention.linear_proj.weight", Cut.columns, (f"{source}self_attn.o_proj.weight",))
-    if config.output_bias:
-        yield TensorSlot(f"{name}self_attention.linear_proj.bias", Cut.copies, (f"{source}self_attn.o_proj.bias",))
-    yield TensorSlot(
-        f"{name}mlp.linear_fc1.layer_norm_weight", Cut.copies, (f"{source}post_attention_layernorm.weight",)
-    )
-    gate_up = (f"{source}mlp.gate_proj.weight", f"{source}mlp.up_proj.weight")
-    yield TensorSlot(f"{name}mlp.linear_fc1.weight", Cut.halves, gate_up)
-    yield TensorSlot(f"{name}mlp.linear_fc2.weight", Cut.columns, (f"{source}mlp.down_proj.weight",))
-
-
-def part_slots(config: DecoderConfig, first: int, layers: int, *, begins: bool, ends: bool) -> Iterator[TensorSlot]:
-    """The tensors of a part of the grid that has `layers` layers from `first` on."""
-    if begins:
-        yield TensorSlot(WORDS, Cut.rows, (EMBEDDING,))
-    for index in range(layers):
-        yield from layer_slots(config, index, first + index)
-    if ends:
-        yield TensorSlot(FINAL_NORM, Cut.copies, ("model.norm.weight",))
-        # Where the embedding is tied and lies on another stage, the last one has a copy to make logits with.
-        if not config.tied or not begins:
-            yield TensorSlot(OUTPUT, Cut.rows, (EMBEDDING if config.tied else HEAD,))
-
-
 # --- from the ranks of a tensor-parallel group ----------------------------------------------------------------------
 
 
-def joined(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> dict[str, Stored]:
+def joined(slot: TensorSlot, ranks: Sequence[Stored], model: MegatronModel) -> dict[str, Stored]:
     """The Hugging Face tensors of a slot, from what each rank of the group holds."""
     shape, dtype = ranks[0].shape, ranks[0].dtype
     if any(rank.shape != shape or rank.dtype != dtype for rank in ranks):
         raise StorageError(f"{slot.name} is not of one shape and number format on all {len(ranks)} ranks")
-    if len(shape) != (1 if slot.name.endswith(("bias", "norm_weight", "layernorm.weight")) else 2):
+    if slot.cut is not Cut.copies and len(shape) != (1 if slot.name.endswith("bias") else 2):
         raise StorageError(f"{slot.name} has {len(shape)} axes, which is not expected")
     many = len(ranks)
     match slot.cut:
@@ -125,8 +201,11 @@ def joined(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> 
         case Cut.columns:
             wide = (shape[0], shape[1] * many)
             return {slot.sources[0]: Stored(dtype, wide, lambda: torch.cat([rank.read() for rank in ranks], 1))}
+        case Cut.words:
+            return {slot.sources[0]: _vocabulary(slot, ranks, model.words)}
         case Cut.rows:
-            return {slot.sources[0]: _vocabulary(slot, ranks, config.vocab_size)}
+            tall = (shape[0] * many, *shape[1:])
+            return {slot.sources[0]: Stored(dtype, tall, lambda: torch.cat([rank.read() for rank in ranks]))}
         case Cut.halves:
             if shape[0] % 2:
                 raise StorageError(f"{slot.name} has {shape[0]} rows, so they are not a gate and an equal up matrix")
@@ -135,7 +214,7 @@ def joined(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> 
                 source: Stored(dtype, half, _rows(ranks, lambda rank, side=side: rank.chunk(2)[side]))  # type: ignore[misc]
                 for side, source in enumerate(slot.sources)
             }
-    return _heads(slot, ranks, config)
+    return _heads(slot, ranks)
 
 
 def _copy(name: str, ranks: Sequence[Stored]) -> Tensor:
@@ -160,12 +239,14 @@ def _vocabulary(slot: TensorSlot, ranks: Sequence[Stored], words: int) -> Stored
     return Stored(ranks[0].dtype, (words, hidden), lambda: torch.cat([rank.read() for rank in ranks])[:words])
 
 
-def _heads(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> dict[str, Stored]:
-    groups, sizes = config.num_kv_heads // len(ranks), _head_rows(config)
+def _heads(slot: TensorSlot, ranks: Sequence[Stored]) -> dict[str, Stored]:
+    assert slot.heads is not None
+    all_groups, sizes = slot.heads.groups, slot.heads.rows
+    groups = all_groups // len(ranks)
     shape = ranks[0].shape
-    if config.num_kv_heads % len(ranks) or shape[0] != groups * sum(sizes):
+    if all_groups % len(ranks) or shape[0] != groups * sum(sizes):
         raise StorageError(
-            f"{slot.name} has {shape[0]} rows on each of {len(ranks)} ranks; config.json says {config.num_kv_heads} "
+            f"{slot.name} has {shape[0]} rows on each of {len(ranks)} ranks; config.json says {all_groups} "
             f"groups of {sum(sizes)} rows in all"
         )
 
@@ -176,24 +257,17 @@ def _heads(slot: TensorSlot, ranks: Sequence[Stored], config: DecoderConfig) -> 
     return {
         source: Stored(
             ranks[0].dtype,
-            (config.num_kv_heads * sizes[which], *shape[1:]),
+            (all_groups * sizes[which], *shape[1:]),
             _rows(ranks, lambda rank, which=which: part(rank, which)),  # type: ignore[misc]
         )
         for which, source in enumerate(slot.sources)
     }
 
 
-def _head_rows(config: DecoderConfig) -> list[int]:
-    """Rows of the queries, the key and the value of one group."""
-    return [config.num_heads // config.num_kv_heads * config.head_dim, config.head_dim, config.head_dim]
-
-
 # --- to a rank ------------------------------------------------------------------------------------------------------
 
 
-def share(
-    slot: TensorSlot, tensors: Mapping[str, Stored], config: DecoderConfig, rank: int, ranks: int, multiple: int
-) -> Tensor:
+def share(slot: TensorSlot, tensors: Mapping[str, Stored], rank: int, ranks: int, multiple: int) -> Tensor:
     """What one rank of a group holds of a slot, as a copy; its share of a vocabulary is padded to `multiple` rows."""
     sources = [tensors[name].read() for name in slot.sources]
     match slot.cut:
@@ -204,13 +278,15 @@ def share(
         case Cut.halves:
             part = torch.cat([source.chunk(ranks)[rank] for source in sources])
         case Cut.groups:
-            sizes = _head_rows(config)
+            assert slot.heads is not None
             by_group = [
-                source.view(config.num_kv_heads, rows, *source.shape[1:]).chunk(ranks)[rank]
-                for source, rows in zip(sources, sizes, strict=True)
+                source.view(slot.heads.groups, rows, *source.shape[1:]).chunk(ranks)[rank]
+                for source, rows in zip(sources, slot.heads.rows, strict=True)
             ]
             part = torch.cat(by_group, 1).flatten(0, 1)
         case Cut.rows:
+            part = sources[0].chunk(ranks)[rank]
+        case Cut.words:
             words, hidden = sources[0].shape
             rows = -(-words // (multiple * ranks)) * multiple
             part = torch.zeros(rows, hidden, dtype=sources[0].dtype)
@@ -219,17 +295,7 @@ def share(
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def part_of(config: DecoderConfig, grid: ParallelGrid, turn: int, stage: int) -> tuple[int, int]:
+def part_of(model: MegatronModel, grid: ParallelGrid, turn: int, stage: int) -> tuple[int, int]:
     """The first layer of a part of an even grid, and how many it has."""
-    layers = config.num_layers // (grid.pipeline * grid.virtual)
+    layers = model.layers // (grid.pipeline * grid.virtual)
     return (turn * grid.pipeline + stage) * layers, layers
-
-
-def refuse_other_families(config: DecoderConfig | None, where: str) -> DecoderConfig:
-    """Only the native families have a layout here."""
-    if config is None:
-        raise EngineError(
-            f"{where}: Megatron's layout is known here for llama, mistral, qwen2 and qwen3 without experts, and this "
-            "model is another"
-        )
-    return config

@@ -14,8 +14,9 @@ from turnwise.ext.weights.distributed import HEAD, is_distributed, read_distribu
 from turnwise.ext.weights.expected_tensors import Expected, expected_of
 from turnwise.ext.weights.fsdp import is_fsdp, read_fsdp
 from turnwise.ext.weights.lazy_tensor import Stored, read_safetensors
-from turnwise.ext.weights.megatron import grid_folder, read_distributed_megatron, read_megatron
-from turnwise.ext.weights.megatron_layout import refuse_other_families
+from turnwise.ext.weights.megatron import grid_folder, iteration_folder, read_megatron
+from turnwise.ext.weights.megatron_distributed import is_megatron, read_distributed_megatron
+from turnwise.ext.weights.megatron_layout import megatron_model
 from turnwise.ext.weights.names import listed, plain_name
 
 STEPS = ("global_step_*", "step_*")
@@ -96,7 +97,13 @@ def _recognised(root: Path) -> tuple[CheckpointKind, Path] | None:
         return CheckpointKind.megatron, grid
     if _is_model(root / POLICY):  # a checkpoint of ours: the whole model, an adapter merged
         return CheckpointKind.hugging_face, root / POLICY
-    for folder in (root, root / "dist_ckpt", root / "model" / "dist_ckpt", root / "model"):
+    for folder in (
+        iteration_folder(root) or root,
+        root,
+        root / "dist_ckpt",
+        root / "model" / "dist_ckpt",
+        root / "model",
+    ):
         if is_distributed(folder):
             return CheckpointKind.distributed, folder
     models = (root, root / "huggingface", root / "model" / "huggingface")
@@ -113,13 +120,12 @@ def read_weights(checkpoint: SourceCheckpoint, expected: Expected) -> dict[str, 
         case CheckpointKind.fsdp:
             return read_fsdp(checkpoint.folder, expected.in_memory())
         case CheckpointKind.megatron:
-            return read_megatron(checkpoint.folder, refuse_other_families(expected.config, str(checkpoint.folder)))
+            return read_megatron(checkpoint.folder, megatron_model(expected, expected.where))
         case CheckpointKind.hugging_face:
             return read_safetensors(checkpoint.folder)
     tensors = read_distributed(checkpoint.folder)
-    if any(name.startswith("decoder.layers.") for name in tensors):
-        config = refuse_other_families(expected.config, str(checkpoint.folder))
-        return read_distributed_megatron(tensors, config, str(checkpoint.folder))
+    if is_megatron(tensors):
+        return read_distributed_megatron(tensors, megatron_model(expected, expected.where), str(checkpoint.folder))
     return _named(tensors, expected, checkpoint.folder)
 
 
