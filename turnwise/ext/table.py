@@ -161,6 +161,10 @@ OURS = {
         keys="turnwise.ext.verl:keys.yaml",
         section="turnwise.ext.verl.config:VerlConfig",
     ),
+    "vision_bench": Extension(
+        tasks={name: f"turnwise.ext.vision_bench.tasks:{name.upper()}" for name in ("vstar", "hrbench", "mathvista")},
+        scorers={"vision_bench": "turnwise.ext.vision_bench.scoring:vision_bench"},
+    ),
     "vllm": Extension(
         engines={
             "vllm": Engine(
