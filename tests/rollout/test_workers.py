@@ -9,6 +9,7 @@ import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from turnwise.config import Config
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import ConfigError, EngineError, EpisodeError, TurnwiseError
 from turnwise.ledger import Media, MediaSpan
-from turnwise.rollout.workers import players
+from turnwise.rollout.workers import hosts, players
 from turnwise.rollout.workers import pool as pools
 from turnwise.rollout.workers.images import IncomingImages, OutgoingImages
 from turnwise.rollout.workers.link import sendable
+from turnwise.rollout.workers.messages import Play, Ready
 from turnwise.rollout.workers.pool import WorkerPool
 from turnwise.storage import underway
 from turnwise.system import children, resources, time_budget
@@ -133,7 +135,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def noted(module: str, channel: int) -> object:
         process = start(module, channel)
-        if module == pools.WORKER:
+        if module == hosts.WORKER:
             started.append(process.pid)
         return process
 
@@ -178,7 +180,9 @@ def test_a_worker_that_ends_or_stands_still_is_replaced(
     def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
         give(self, play)
         if len(struck) < 1 and play.message.number == 5:
-            struck.append(self._workers[0].process.pid)
+            host = self._workers[0].host
+            assert isinstance(host, hosts.HostProcess)
+            struck.append(host.process.pid)
             os.kill(struck[0], number)
 
     monkeypatch.setattr(WorkerPool, "_give", strike)
@@ -280,8 +284,8 @@ def test_objects_and_narrow_tools_are_refused_before_anything_starts(plugins: Pa
         tw.evaluate(config(2), interaction=customer)
     with pytest.raises(ConfigError, match=r"the tool calculate takes 1 call\(s\) at once"):
         tw.evaluate(config(2, "rollout.tool_options={calculate: {concurrency: 1}}"))
-    with pytest.raises(ConfigError, match="set one of rollout.workers and cluster"):
-        tw.evaluate(config(2, "cluster=ray"))
+    with pytest.raises(ConfigError, match=r"each of rollout.workers runs sandboxes on its own node"):
+        tw.evaluate(config(2, "cluster=ray", "ray.sandboxes=1"))
     assert processes == []
 
 
@@ -316,6 +320,65 @@ def test_a_training_that_loses_a_worker_has_the_numbers_of_one_without(
     assert len(processes) == 3 and struck
     lines = [json.loads(line) for line in (there.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["rollout/workers_lost"] for line in lines if "rollout/workers_lost" in line] == [0.0, 1.0]
+
+
+class Garbled:
+    """A worker that begins, and then says what nobody can read."""
+
+    name = "episode worker 1"
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.link = self
+        self._words: list[object] = [Ready([])]
+
+    def send(self, message: object) -> None:
+        if isinstance(message, Play):
+            self.told.set()
+
+    async def receive(self) -> list[object]:
+        if self._words:
+            return [self._words.pop()]
+        await self.told.wait()
+        raise AttributeError("there is no such message here")
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    kill = close
+
+    async def ended(self) -> str:
+        return "it was ended"
+
+    reaped = ended
+
+
+class GarbledHosts(hosts.HostsHere):
+    """Where all workers are like that."""
+
+    async def make(self) -> Any:
+        return Garbled()
+
+
+def test_a_group_of_which_a_word_could_not_be_read_is_not_waited_for():
+    async def main() -> None:
+        setup: Any = SimpleNamespace(workers=1)
+        said: list[str] = []
+        pool = WorkerPool(setup, GarbledHosts(None), said.append)
+        await pool.start()
+        sample: Any = SimpleNamespace(id="s")
+        drawn: Any = SimpleNamespace(split="test", sampling=None, scored=True)
+        with pytest.raises(AttributeError, match="no such message here"):
+            await asyncio.wait_for(pool.play(sample, None, [0], 0, drawn), 60)
+        while pool.take_lost() == 0:
+            await asyncio.sleep(0)
+        await pool.close()
+        assert "episode worker 1 was lost" in said[0]
+
+    asyncio.run(main())
 
 
 # --- parts -----------------------------------------------------------------------------------------------------

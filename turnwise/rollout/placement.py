@@ -15,6 +15,8 @@ from turnwise.system.plugins import load
 
 if TYPE_CHECKING:
     from turnwise.chat.renderer import Renderer
+    from turnwise.rollout.workers.hosts import Hosts
+    from turnwise.rollout.workers.images import Adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Placement(Protocol):
 
     def open_pair(self, renderer: "Renderer", parts: LearnerParts, say: Say) -> AbstractAsyncContextManager[OpenPair]:
         """Sampler and learner of a training; they are ended on every path."""
+        ...
+
+    def worker_hosts(self, sampler: Sampler | None, adopt: "Adopt | None") -> "Hosts":
+        """Where episode workers are, who have their turns written by this sampler of the run, or by their own; `adopt`
+        says how images that they prepared are kept here."""
         ...
 
     def plan_lines(self, *, training: bool) -> list[str]:
@@ -110,6 +117,12 @@ class Here:
         from turnwise.engines.open_configured import open_pair
 
         return open_pair(self.config, renderer, parts, say)
+
+    def worker_hosts(self, sampler: Sampler | None, adopt: "Adopt | None") -> "Hosts":
+        """Processes of this machine, who ask this one."""
+        from turnwise.rollout.workers.hosts import HostsHere
+
+        return HostsHere(sampler, adopt)
 
     def plan_lines(self, *, training: bool) -> list[str]:
         """Nothing: that it is here goes without saying."""

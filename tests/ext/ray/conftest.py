@@ -1,11 +1,13 @@
 """A real Ray cluster of three nodes on this machine, started once for a file of tests."""
 
+import contextlib
 import os
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +17,29 @@ from listening import below, title
 STORE = 100 * 2**20
 
 
+@contextlib.contextmanager
+def patience(seconds: float = 240.0) -> Iterator[None]:
+    """Ray gives a node 30 seconds to be known, which on a busy machine are too few: each look for it takes longer."""
+    services: Any = import_module("ray._private.services")
+    look = services.get_node
+
+    def get_node(*where: Any) -> Any:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return look(*where)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = look
+
+
 class Nodes:
     """`Nodes()` starts a head and two more nodes; `add` and `remove` change that."""
 
@@ -22,12 +47,14 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        with patience():
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.others = [self.add(), self.add()]
         self.address: str = self.cluster.address
 
     def add(self, cpus: int = 2) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
+        with patience():
+            return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
 
     def remove(self, node: Any) -> None:
         """As a machine that is switched off."""

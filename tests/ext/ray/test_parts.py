@@ -177,7 +177,7 @@ class Actor:
     async def _submit(self, *_: Any) -> None:
         pass
 
-    async def _collect(self, _: float) -> Any:
+    async def _collect(self, *_: Any) -> Any:
         found = await self.results.get()
         if isinstance(found, Exception):
             raise found

@@ -20,6 +20,7 @@ from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.weight_updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.ext.servers import inference_server
 from turnwise.ext.servers.inference_server import InferenceServer
 from turnwise.ext.servers.process import ServerProcess
 from turnwise.ext.servers.replicas import Replicas
@@ -473,15 +474,20 @@ def process(log: Path, said: list[str]) -> ServerProcess:
     return ServerProcess("server 0", command, log=log, environment={}, say=said.append)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_server_that_dies_in_the_middle_is_started_again_with_the_weights_and_the_turn_is_written(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    """One that stands still too: its health is asked for while a turn waits."""
+    if number is signal.SIGSTOP:
+        monkeypatch.setattr(inference_server, "HEALTH_SECONDS", 5.0)
+
     async def main() -> None:
         said: list[str] = []
         started = process(tmp_path / "logs" / "server_0.log", said)
         server = client(VllmServer, started)
         await server.start()
-        sampler = Replicas([server], said.append)
+        sampler = Replicas([server], said.append, health_seconds=10.0 if number is signal.SIGKILL else 0.5)
         try:
             await sampler.publish(WeightsFolder(folder(tmp_path / "a", 2)), 3)
             before = started.url
@@ -496,7 +502,7 @@ def test_a_server_that_dies_in_the_middle_is_started_again_with_the_weights_and_
             await asyncio.sleep(0.1)
             assert started._guard is not None
             for child in children(started._guard.pid):
-                os.kill(child, signal.SIGKILL)
+                os.kill(child, number)
             found = await turn
             assert len(found.token_ids) == 30 and found.versions == (VersionRun(3, 30),)
             _check_versions(found, start=1, weights={3: 2})

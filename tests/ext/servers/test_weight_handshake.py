@@ -252,9 +252,13 @@ def test_sizes_are_read_of_an_object_of_its_text_and_of_the_part_that_writes() -
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 96}
     text = f"Qwen3Config {json.dumps(sizes | {'rope': None, 'dtype': 'bfloat16'}, indent=2)}\n"
     assert sizes_of(sizes | {"model_type": "x"}) == sizes_of(text) == sizes
-    assert sizes_of({"hidden_size": 4, "text_config": sizes, "vision_config": {"hidden_size": 3}}) == sizes
+    looks = {"vision hidden_size": 3, "vision depth": 2}
+    tower = {"hidden_size": 3, "depth": 2, "in_chans": 3}
+    assert sizes_of({"hidden_size": 4, "text_config": sizes, "vision_config": tower}) == sizes | looks
     for nothing in (None, "Config without JSON", "{", [], {"vocab_size": True}, {"vocab_size": "96"}):
         assert sizes_of(nothing) == {}
     refuse_other("server 0", sizes, {"hidden_size": 8, "intermediate_size": 3})
     with pytest.raises(EngineError, match="another model: 9 hidden where the policy has 8, 95 vocabulary where"):
         refuse_other("server 0", sizes, {"hidden_size": 9, "vocab_size": 95})
+    with pytest.raises(EngineError, match="another model: 4 vision layers where the policy has 2; start"):
+        refuse_other("server 0", sizes | looks, sizes | looks | {"vision depth": 4})

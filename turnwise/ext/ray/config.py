@@ -38,7 +38,8 @@ class RayConfig:
     """GPUs that the learner, or each of learner.processes, reserves and sees; with 0 it sees none. Set it to 1 to train
     on GPUs."""
     service_cpus: float = knob(1.0, at_least(0, 4096), only(*RAY), was("cluster.service_cpus"))
-    """CPUs that each scorer and each node of sandboxes reserves. Raise it when they run many processes of their own."""
+    """CPUs that each scorer, each node of sandboxes and each of rollout.workers reserves. Raise it when they run many
+    processes of their own."""
     wait_seconds: float = knob(300.0, duration(), only(*RAY), was("cluster.wait_seconds"))
     """Seconds until the cluster has room for the learner and one of each other kind. Raise it where nodes are started
     only when they are needed, and take their time."""

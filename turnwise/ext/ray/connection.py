@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
+from turnwise.errors import ConfigError, EngineLost, TurnwiseError, one_line
+from turnwise.ext.ray.calls import calling
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.ray_log import RayLog
 from turnwise.ext.ray.resource_needs import Demand, Room, in_words, lay_out, sums
@@ -42,10 +43,6 @@ def load_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigError(f"cluster=ray needs Ray: pip install 'turnwise[ray]' ({one_line(error)})") from error
-
-
-class NeedLost(EngineLost):
-    """Not the actor went away, but an object or another actor that it needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +115,9 @@ class Connection:
         with contextlib.suppress(self.ray.exceptions.RayError, ValueError):  # of a cluster that is gone
             self.ray.kill(actor)
 
-    @contextlib.contextmanager
-    def calling(self, who: str) -> Iterator[None]:
-        """Around a call to an actor: what it raised there is raised here, and EngineLost when it went away."""
-        errors = self.ray.exceptions
-        try:
-            yield
-        except errors.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, errors.RayError) or isinstance(error, errors.ObjectLostError):
-                raise NeedLost(f"{who} could not read what it needs: {type(cause).__name__}") from error
-            is_ours = isinstance(cause, TurnwiseError)
-            raise cause if is_ours else RuntimeError(f"{who} failed: {error}") from error
-        except errors.RayError as error:
-            if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
-                raise EngineError(f"{who} cannot run on its node: {last_line(error)}") from error
-            raise EngineLost(f"{who} was lost ({type(error).__name__})") from error
+    def calling(self, who: str) -> contextlib.AbstractContextManager[None]:
+        """Around a call to an actor; see `calls.calling`."""
+        return calling(self.ray, who)
 
     async def first(
         self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str, demands: str = ""
@@ -222,9 +206,9 @@ _CONNECTIONS: (
 _CONNECTIONS = weakref.WeakKeyDictionary()
 
 
-async def joined(config: RayConfig, ranks: int = 1) -> Connection:
-    """The connection of the running event loop; Ray is joined or started by the first who asks, with CPUs for a
-    learner of so many ranks where it is started.
+async def joined(config: RayConfig, cpus: float = 0.0) -> Connection:
+    """The connection of the running event loop; Ray is joined or started by the first who asks, with as many CPUs as
+    the run asks for where it is started.
 
     A task leaves it again when the loop ends, as it does on every path of a command: no process of Ray's that was
     started here outlives it.
@@ -241,7 +225,7 @@ async def joined(config: RayConfig, ranks: int = 1) -> Connection:
         raise ConfigError("this program is connected to a Ray cluster already; leave that with ray.shutdown() first")
     connection = Connection(config, ray)
     opened: asyncio.Future[None] = loop.create_future()
-    keeper = loop.create_task(_keep(connection, opened, ranks))
+    keeper = loop.create_task(_keep(connection, opened, cpus))
     _CONNECTIONS[loop] = connection, keeper, opened
     await asyncio.shield(opened)
     return connection
@@ -249,10 +233,10 @@ async def joined(config: RayConfig, ranks: int = 1) -> Connection:
 
 @contextlib.asynccontextmanager
 async def cluster_connection(
-    config: RayConfig, say: Say, ranks: int = 1, hang_seconds: float = SILENT_SECONDS
+    config: RayConfig, say: Say, cpus: float = 0.0, hang_seconds: float = SILENT_SECONDS
 ) -> AsyncIterator[Connection]:
     """The connection, and what happens there is said while the block runs."""
-    connection = await joined(config, ranks)
+    connection = await joined(config, cpus)
     connection.hang_seconds = hang_seconds
     say(connection.describe())
     connection.listeners.append(say)
@@ -262,10 +246,10 @@ async def cluster_connection(
         connection.listeners.remove(say)
 
 
-async def _keep(connection: Connection, opened: "asyncio.Future[None]", ranks: int) -> None:
+async def _keep(connection: Connection, opened: "asyncio.Future[None]", cpus: float) -> None:
     """Join, then wait to be cancelled with the loop, then leave."""
     with connection.log, _on_loopback(connection.config):
-        joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config, ranks))
+        joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config, cpus))
         try:
             await asyncio.shield(joining)
             opened.set_result(None)
@@ -301,7 +285,7 @@ def _reach(address: str) -> None:
         raise ConfigError(f"ray.address: nothing answers at {address}: {error.strerror or error}") from error
 
 
-def _init(ray: Any, config: RayConfig, ranks: int) -> None:
+def _init(ray: Any, config: RayConfig, cpus: float) -> None:
     """In a thread: there Ray leaves the handlers of signals alone, which are ours."""
     if config.address not in (None, "auto"):
         _reach(str(config.address))
@@ -309,7 +293,7 @@ def _init(ray: Any, config: RayConfig, ranks: int) -> None:
     if config.address is None:
         if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
             os.environ[TOKEN_ENV] = secrets.token_hex(32)
-        local = {"include_dashboard": False, "num_cpus": _cpus(config, ranks)}
+        local = {"include_dashboard": False, "num_cpus": _cpus(config, cpus)}
     try:
         ray.init(
             address=config.address or "local",
@@ -344,16 +328,11 @@ def _on_loopback(config: RayConfig) -> Iterator[None]:
             os.environ[LOOPBACK_ENV] = before[0]
 
 
-def _cpus(config: RayConfig, ranks: int) -> int:
+def _cpus(config: RayConfig, cpus: float) -> int:
     """Of a cluster that is started here: enough for all that was asked for, since it is one machine anyway."""
-    total = config.samplers * config.sampler_cpus + ranks * config.learner_cpus
-    total += (config.scorers + config.sandboxes) * config.service_cpus
-    return max(os.cpu_count() or 1, int(total) + 1)
-
-
-def last_line(error: Exception) -> str:
-    """Where a trace in a text says what went wrong."""
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:300]
+    services = config.scorers + config.sandboxes
+    least = config.samplers * config.sampler_cpus + config.learner_cpus + services * config.service_cpus
+    return max(os.cpu_count() or 1, int(max(least, cpus)) + 1)
 
 
 def alone(config: Config) -> Config:

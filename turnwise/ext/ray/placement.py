@@ -20,6 +20,7 @@ from turnwise.errors import ConfigError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, alone, check_address, cluster_connection, joined
+from turnwise.ext.ray.episode_workers import ClusterHosts
 from turnwise.ext.ray.learner import ActorLearner
 from turnwise.ext.ray.learner_actor import LearnerActor, LearnerOrders
 from turnwise.ext.ray.resource_needs import SERVICES, check_gpus_here, demands, in_words, sums
@@ -30,6 +31,8 @@ from turnwise.ext.ray.scorers import ClusterRunner
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.ext.sandbox.opening import remote_pools
 from turnwise.rollout.placement import Here, Layout
+from turnwise.rollout.workers.hosts import Hosts
+from turnwise.rollout.workers.images import Adopt
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.storage.run_dir import run_folder
 
@@ -48,6 +51,11 @@ class RayPlacement:
     @property
     def _ray(self) -> RayConfig:
         return section(self.config, RayConfig)
+
+    @property
+    def _cpus(self) -> float:
+        """What the run asks for at most."""
+        return sums(demands(self.config, training=True))[0]
 
     @property
     def samplers(self) -> int:
@@ -82,6 +90,10 @@ class RayPlacement:
             raise ConfigError(f"ray.samplers={ray.samplers}: engine={config.engine.name} is not on the cluster")
         if ray.scorers and config.scoring.run is ScoringRun.http:
             raise ConfigError("ray.scorers: with scoring.run=http a server scores already; set one of the two")
+        if ray.sandboxes and config.rollout.workers:
+            raise ConfigError(
+                "ray.sandboxes: each of rollout.workers runs sandboxes on its own node; set one of the two"
+            )
         if ray.sandboxes and section(config, SandboxConfig).url is not None:
             raise ConfigError("ray.sandboxes: with sandbox.url a server runs the code already; set one of the two")
 
@@ -94,13 +106,13 @@ class RayPlacement:
     @asynccontextmanager
     async def services(self, say: Say) -> AsyncIterator[None]:
         """Sandboxes are the cluster's where it has any, and its news are said."""
-        cluster, learner = self._ray, self.config.learner
+        cluster = self._ray
         hang_seconds = section(self.config, FsdpConfig).hang_seconds
         pools: AbstractContextManager[None] = nullcontext()
         if cluster.sandboxes:
             pools = remote_pools(lambda sandbox, output: ClusterPool(cluster, sandbox, output))
         with pools:
-            async with cluster_connection(cluster, say, learner.processes, hang_seconds):
+            async with cluster_connection(cluster, say, self._cpus, hang_seconds):
                 yield
 
     def open_sampler(self, renderer: Renderer, say: Say) -> AbstractAsyncContextManager[Sampler]:
@@ -113,6 +125,10 @@ class RayPlacement:
         """Samplers and learner of a training; each actor makes a renderer of its own."""
         return open_pair(self.config, parts, say)
 
+    def worker_hosts(self, sampler: Sampler | None, adopt: Adopt | None) -> Hosts:
+        """In actors, which ask the samplers of the cluster without this process."""
+        return ClusterHosts(self.config, sampler if isinstance(sampler, ClusterSamplers) else None)
+
     def plan_lines(self, *, training: bool) -> list[str]:
         """How many of each kind, and who stays here."""
         cluster, processes = self._ray, self.config.learner.processes
@@ -122,9 +138,13 @@ class RayPlacement:
         learner = f", a learner {each}" if training else ""
         if training and processes > 1:
             learner = f", a learner of {processes} ranks {each}, on as few nodes as have room (FSDP2)"
+        workers = self.config.rollout.workers
         services = {"scorers": cluster.scorers, "sandboxes": cluster.sandboxes}
-        there = ", ".join(f"{count} {name}" for name, count in services.items() if count)
-        here = ", ".join(["the loop", *(name for name, count in services.items() if not count), "tools", "users"])
+        named = [f"{count} {name}" for name, count in services.items() if count]
+        own = [name for name, count in services.items() if not count] + ["tools", "users"]
+        if workers:  # of scorers those of extensions stay here
+            named.append(f"{workers} episode workers beside the samplers with {', '.join(own)}")
+        there, here = ", ".join(named), ", ".join(["the loop", *([] if workers else own)])
         return [
             f"cluster      {self.config.cluster} {where}: {samplers}{learner}",
             f"             {there + ' there, ' if there else ''}here: {here}",
@@ -132,13 +152,13 @@ class RayPlacement:
 
     async def layout(self, *, training: bool) -> Layout | None:
         """As the cluster is now; nothing is placed."""
-        connection = await joined(self._ray, self.config.learner.processes)
+        connection = await joined(self._ray, self._cpus)
         return connection.layout(demands(self.config, training=training))
 
     async def no_services(self) -> str | None:
         """One of each kind of service must have room."""
         every = [demand for demand in demands(self.config, training=False) if demand.kind in SERVICES]
-        connection = await joined(self._ray, self.config.learner.processes)
+        connection = await joined(self._ray, self._cpus)
         return connection.layout([replace(demand, count=1) for demand in every]).lacking
 
 
@@ -156,9 +176,9 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
 
     The learner's place is reserved first: without it nothing can be trained, and samplers would take all there is.
     """
-    connection = await joined(section(config, RayConfig), config.learner.processes)
     every = demands(config, training=True)
     cpus, gpus = sums(every)
+    connection = await joined(section(config, RayConfig), cpus)
     if connection.lacks(cpus, gpus):
         say(f"the run needs more than the cluster has and waits for nodes: {in_words(every)}; {connection.room()}")
     opening = open_samplers(connection, config, say, training=True)

@@ -19,8 +19,9 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.ext.fsdp.rank_group import GRACE_SECONDS, Failed, RankLost, failed, raise_first
 from turnwise.ext.fsdp.rank_setup import RankPlace, RankSetup
 from turnwise.ext.fsdp.rank_watch import BEAT_SECONDS, Beat, RankWatch, beat
+from turnwise.ext.ray.calls import last_line
 from turnwise.ext.ray.config import RayConfig
-from turnwise.ext.ray.connection import SearchPath, last_line, load_ray, room_of
+from turnwise.ext.ray.connection import SearchPath, load_ray, room_of
 from turnwise.ext.ray.messages import own_arrays
 from turnwise.ext.ray.sampler_actor import node_name
 from turnwise.ext.ray.watchdog import WATCH, ask_beat

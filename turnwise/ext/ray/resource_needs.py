@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from turnwise import extensions
 from turnwise.config import Config
 from turnwise.config.sections import section
-from turnwise.engines.devices import visible_gpus
+from turnwise.engines.devices import episode_workers, visible_gpus
 from turnwise.errors import ConfigError
 from turnwise.ext.ray.config import RayConfig
 from turnwise.rollout.placement import Layout
@@ -38,6 +38,7 @@ def demands(config: Config, *, training: bool) -> list[Demand]:
         Demand("samplers", samplers, cluster.sampler_cpus, cluster.sampler_gpus),
         Demand("scorers", cluster.scorers, cluster.service_cpus, 0.0),
         Demand("sandboxes", cluster.sandboxes, cluster.service_cpus, 0.0),
+        Demand("workers", episode_workers(config), cluster.service_cpus, 0.0),
     ]
     return [demand for demand in every if demand.count]
 

@@ -5,7 +5,7 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,17 @@ class SamplerFacts:
     precision: str
     notes: tuple[str, ...]
     node: str
+    node_id: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A process that asks for turns, and what it has under way here."""
+
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    done: list[TurnOutcome] = field(default_factory=list)
+    some: asyncio.Event = field(default_factory=asyncio.Event)
+    conversations: set[str] = field(default_factory=set)
 
 
 class SamplerActor:
@@ -52,9 +63,9 @@ class SamplerActor:
         path.enter()
         self._config = config
         self._sampler: Sampler | None = None
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._done: list[TurnOutcome] = []
-        self._some = asyncio.Event()
+        self._clients: dict[str, _Client] = {}
+        self._left: set[str] = set()
+        """Processes, and clients of theirs as PROCESS.NUMBER, of whom a message may still be on its way."""
         self._opened = ExitStack()
         self._shown = ImageStore(_text_only)
         self._weights: Path | None = None
@@ -74,6 +85,7 @@ class SamplerActor:
             published_format(self._config).value,
             tuple(notes),
             node_name(),
+            load_ray().get_runtime_context().get_node_id(),
         )
 
     async def _open(self, notes: list[str]) -> OpenSampler:
@@ -93,11 +105,16 @@ class SamplerActor:
             raise EngineLost("the sampler is not open")
         return self._sampler
 
-    async def submit(self, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]) -> list[int]:
-        """Begin with new requests, drop others, forget conversations; the answer is who shows an image that is not
-        here: to be sent again with its images."""
+    async def submit(
+        self, name: str, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]
+    ) -> list[int]:
+        """Begin with a client's new requests, drop others, forget conversations; the answer is who shows an image that
+        is not here: to be sent again with its images."""
+        if self._has_left(name):
+            return []
+        client = self._client(name)
         for number in dropped:
-            if (task := self._tasks.get(number)) is not None:
+            if (task := client.tasks.get(number)) is not None:
                 task.cancel()
         lacking: list[int] = []
         self._shown.take(packed.images)
@@ -106,23 +123,52 @@ class SamplerActor:
             if making is None:
                 lacking.append(number)
             else:
-                self._tasks[number] = asyncio.create_task(self._serve(number, request, placed, making))
+                client.conversations.add(request.conversation)
+                client.tasks[number] = asyncio.create_task(self._serve(client, number, request, placed, making))
         self._shown.forget_some()
         for conversation in freed:
+            client.conversations.discard(conversation)
             await self.sampler.release(conversation)
         return lacking
 
-    async def collect(self, seconds: float) -> PackedOutcomes:
-        """All that ended since the last call, at least one, and those of so many seconds after it."""
-        await self._some.wait()
+    async def collect(self, name: str, seconds: float) -> PackedOutcomes:
+        """All of a client's that ended since its last call, at least one, and those of so many seconds after it."""
+        client = self._client(name)
+        await client.some.wait()
         if seconds:
             await asyncio.sleep(seconds)
-        self._some.clear()
-        done, self._done = self._done, []
+        client.some.clear()
+        done, client.done = client.done, []
         return PackedOutcomes.of(done)
 
+    async def leave(self, who: str) -> None:
+        """A process is gone, or one client of it: nobody waits for these turns."""
+        self._left.add(who)
+        for name in [name for name in self._clients if self._has_left(name)]:
+            client = self._clients.pop(name)
+            for task in list(client.tasks.values()):
+                task.cancel()
+            client.some.set()
+            for conversation in client.conversations:
+                await self.sampler.release(conversation)
+
+    def _has_left(self, name: str) -> bool:
+        return name in self._left or name.partition(".")[0] in self._left
+
+    def _client(self, name: str) -> "_Client":
+        if not self._has_left(name):
+            return self._clients.setdefault(name, _Client())
+        gone = _Client()
+        gone.some.set()
+        return gone
+
     async def _serve(
-        self, number: int, request: Request, placed: Placed, making: "Sequence[asyncio.Task[Media]]"
+        self,
+        client: "_Client",
+        number: int,
+        request: Request,
+        placed: Placed,
+        making: "Sequence[asyncio.Task[Media]]",
     ) -> None:
         try:
             if placed:
@@ -137,9 +183,9 @@ class SamplerActor:
         except Exception:  # not swallowed: raised where the request came from
             outcome = TurnOutcome(number, problem=traceback.format_exc(), bug=True)
         finally:
-            del self._tasks[number]
-        self._done.append(outcome)
-        self._some.set()
+            del client.tasks[number]
+        client.done.append(outcome)
+        client.some.set()
 
     async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
         """Write with weights of the object store; they are all on this node before the sampler hears of them."""

@@ -3,36 +3,33 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from turnwise.config import Config
 from turnwise.config.sections import section
-from turnwise.engines.samplers.request import Request
+from turnwise.engines.devices import episode_workers
 from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.weight_updates import FullWeights, Update, WeightsFolder
-from turnwise.errors import EngineError, EngineLost, EpisodeError, WeightsSuperseded, one_line
+from turnwise.errors import EngineError, EngineLost, WeightsSuperseded, one_line
+from turnwise.ext.ray.calls import NeedLost
 from turnwise.ext.ray.config import RayConfig
-from turnwise.ext.ray.connection import Connection, NeedLost, Say, SearchPath, alone
+from turnwise.ext.ray.connection import Connection, Say, SearchPath, alone
 from turnwise.ext.ray.learner import LearnerWeights
 from turnwise.ext.ray.learner_actor import StaleWeights
-from turnwise.ext.ray.messages import PackedOutcomes, PackedRequests, TurnOutcome
 from turnwise.ext.ray.resource_needs import demands, in_words
 from turnwise.ext.ray.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
-from turnwise.ext.servers.images import SentImages
+from turnwise.ext.ray.sampler_calls import ACTOR, SamplerCalls
 from turnwise.ext.servers.replicas import Replicas
-from turnwise.types import Completion
 
 PING_SECONDS = 60.0
 """For an actor to answer that it lives; its node may be busy."""
 
 PUT_TRIES = 5
-ACTOR = "its process"
-WAIT_SHARE, SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.005, 0.25
-LATELY = 0.05
-"""The weight of one turn in what turns took lately."""
+RUN = "run"
+"""The process of the loop, for samplers that others ask too."""
 CLOSE_SECONDS = 30.0
 """For an actor to end its servers and remove its files."""
 PAUSE_SECONDS = 1.0
@@ -42,41 +39,37 @@ MakeActor = Callable[[], Any]
 """Makes an actor with the methods of SamplerActor."""
 
 
-class ActorSampler:
-    """One sampler on a node, as a `Replica`. `start` comes first; until then nothing is known of it.
-
-    Requests that come while a message is on its way go with the next one, and so do results. A message also waits for
-    more of them, a hundredth of the time that turns take here: it costs as much CPU as several turns.
-    """
+class ActorSampler(SamplerCalls):
+    """One sampler on a node, as a `Replica`. `start` comes first; until then nothing is known of it."""
 
     capabilities: Capabilities
     context_length: int
+    node_id = ""
     problem = ""
 
     def __init__(self, connection: Connection, make: MakeActor, number: int) -> None:
-        self.name = f"sampler {number}"
+        super().__init__(connection.ray, f"sampler {number}", RUN)
         self.placed = False
         """Whether a node had room for it."""
-        self._number = number
+        self._number, self._starts = number, 0
         self._connection = connection
         self._make = make
-        self._actor: Any = None
-        self._next = 0
-        self._waiting: dict[int, asyncio.Future[Completion]] = {}
-        self._outbox: list[tuple[int, Request]] = []
-        self._sent = SentImages()
-        self._dropped: list[int] = []
-        self._freed: list[str] = []
-        self._turn_seconds = 0.0
-        """What turns took lately."""
-        self._sending: asyncio.Task[None] | None = None
-        self._collecting: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which sampler it is, and the how manieth actor of it."""
+        return self._number, self._starts
+
+    @property
+    def actor(self) -> Any:
+        """The actor, for others who ask it for turns."""
+        return self._present()
 
     async def start(self) -> SamplerFacts:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
         self.placed, self._actor = False, self._make()
+        self._starts += 1
         room, patiently = self._connection.room, self._connection.patiently
-        self._sent.forget()
         with self._connection.calling(ACTOR):
             node = await patiently(
                 self._actor.ping.remote(), lambda: f"{self.name} waits for a node with room: the cluster has {room()}"
@@ -89,7 +82,8 @@ class ActorSampler:
         self._watch(self._actor, self._connection.silent_seconds)
         self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
-        self._collecting = asyncio.create_task(self._collect(self._actor))
+        self.node_id = facts.node_id
+        self._begin(self._actor)
         return facts
 
     def _watch(self, actor: Any, limit: float) -> None:
@@ -100,36 +94,6 @@ class ActorSampler:
             self._connection.kill(actor)
 
         self._connection.watchdog.watch(actor, limit, silent)
-
-    def _present(self) -> Any:
-        """The actor; EngineLost between the end of one and the start of another."""
-        if self._actor is None:
-            raise EngineLost(f"{self.name} is not there")
-        return self._actor
-
-    async def generate(self, request: Request) -> Completion:
-        """Continue a sequence; see the Sampler protocol."""
-        self._present()
-        number, self._next = self._next, self._next + 1
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self._outbox.append((number, request))
-        self._send()
-        start = time.monotonic()
-        try:
-            completion = await future
-            self._turn_seconds += LATELY * (time.monotonic() - start - self._turn_seconds)
-            return completion
-        except asyncio.CancelledError:
-            if self._waiting.pop(number, None) is not None:
-                self._dropped.append(number)
-                self._send()
-            raise
-
-    async def release(self, conversation: str) -> None:
-        """Forget a conversation; it goes with the next message."""
-        self._freed.append(conversation)
-        self._send()
 
     async def publish(self, update: Update, version: int) -> None:
         """Have the actor fetch the weights; this process does not touch them."""
@@ -159,9 +123,14 @@ class ActorSampler:
         with self._connection.calling(ACTOR):
             await self._present().wake.remote()
 
+    async def forget_client(self, name: str) -> None:
+        """Nobody waits for the turns of this one any more."""
+        with contextlib.suppress(EngineLost), self._connection.calling(ACTOR):
+            await self._present().leave.remote(name)
+
     async def close(self) -> None:
         """End the actor, which removes its files first if it still can; what is pending fails."""
-        actor, alive = self._actor, self._collecting is not None and not self._collecting.done()
+        actor, alive = self._actor, self.collects
         try:
             if actor is not None and alive:
                 with contextlib.suppress(TimeoutError, EngineLost):
@@ -173,17 +142,12 @@ class ActorSampler:
 
     def _end(self, error: EngineError) -> None:
         """End the actor at once; who waits for it hears this."""
-        actor, self._actor = self._actor, None
-        if actor is not None:
+        if (actor := self._stop(error)) is not None:
             self._connection.kill(actor)
-        for task in (self._collecting, self._sending):
-            if task is not None:
-                task.cancel()
-        self._fail(error)
 
     async def healthy(self) -> bool:
         """Whether the actor answers a ping."""
-        if self._actor is None or self._collecting is None or self._collecting.done():
+        if self._actor is None or not self.collects:
             return False
         try:
             async with asyncio.timeout(PING_SECONDS):
@@ -203,76 +167,6 @@ class ActorSampler:
         self._end(EngineLost("its process is restarted"))
         return await self.start()
 
-    @property
-    def _gathering_seconds(self) -> float:
-        """Seconds that a message waits for company; 0 where turns are so short that waiting would show."""
-        seconds = min(WAIT_SHARE * self._turn_seconds, LONGEST_WAIT)
-        return seconds if seconds >= SHORTEST_WAIT else 0.0
-
-    def _send(self) -> None:
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send_all())
-
-    async def _send_all(self) -> None:
-        """One message at a time; what comes meanwhile goes with the next."""
-        while self._outbox or self._dropped or self._freed:
-            if pause := self._gathering_seconds:
-                await asyncio.sleep(pause)
-            outbox, self._outbox = self._outbox, []
-            dropped, self._dropped = self._dropped, []
-            freed, self._freed = self._freed, []
-            wanted = [entry for entry in outbox if entry[0] in self._waiting]
-            images = [span for _, request in wanted for span in request.media]
-            try:
-                with self._connection.calling(ACTOR):
-                    packed = PackedRequests.of(wanted, self._sent.new(images))
-                    lacking = await self._actor.submit.remote(packed, dropped, freed)
-            except EngineLost as error:
-                self._fail(error)
-            except Exception as error:
-                self._fail(error)
-                raise
-            else:
-                self._sent.add(images)
-                if lacking:  # it had no room to keep what it was sent
-                    self._sent.forget()
-                    self._outbox += [entry for entry in wanted if entry[0] in lacking]
-
-    async def _collect(self, actor: Any) -> None:
-        """Hand out results for as long as the actor lives."""
-        try:
-            while True:
-                with self._connection.calling(ACTOR):
-                    packed: PackedOutcomes = await actor.collect.remote(self._gathering_seconds)
-                for outcome in packed.outcomes():
-                    self._answer(outcome)
-        except EngineLost as error:
-            self._fail(error)
-        except Exception as error:  # whoever waits must hear it: nothing will be handed out any more
-            self._fail(error)
-            raise
-
-    def _answer(self, outcome: TurnOutcome) -> None:
-        future = self._waiting.pop(outcome.number, None)
-        if future is None or future.done():  # whoever asked does not wait any more
-            return
-        if outcome.completion is not None:
-            future.set_result(outcome.completion)
-        elif outcome.bug:
-            future.set_exception(RuntimeError(f"{self.name} failed:\n{outcome.problem}"))
-        elif outcome.ends_episode:
-            future.set_exception(EpisodeError(outcome.problem))
-        else:
-            future.set_exception((EngineLost if outcome.lost else EngineError)(outcome.problem))
-
-    def _fail(self, error: Exception) -> None:
-        """Everybody who waits hears it."""
-        waiting, self._waiting = self._waiting, {}
-        self._outbox.clear()
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-
 
 def _there(own: Capabilities) -> Capabilities:
     """What a sampler behind an actor can do: the actor makes files of weights for one that takes only those."""
@@ -286,10 +180,43 @@ class ClusterSamplers(Replicas):
     publish_seconds = 0.0
     """What the last update took, until the last sampler had it."""
 
+    def __init__(self, replicas: Sequence[ActorSampler], say: Say, **options: float) -> None:
+        super().__init__(replicas, say, **options)
+        self.watchers: set[Callable[[], None]] = set()
+        """Told when a sampler serves or does not any more."""
+
+    def tell(self, watcher: Callable[[], None]) -> None:
+        """Have somebody know who serves, who asks samplers without us: from now on they are looked after."""
+        self._start_watch()
+        self.watchers.add(watcher)
+
     async def publish(self, update: Update, version: int) -> None:
         start = time.perf_counter()
         await super().publish(update, version)
         self.publish_seconds = time.perf_counter() - start
+
+    @property
+    def serving(self) -> list[ActorSampler]:
+        """Those that have the latest weights."""
+        return [seat.replica for seat in self._seats if seat.up and isinstance(seat.replica, ActorSampler)]
+
+    def suspect(self, key: tuple[int, int], problem: str) -> None:
+        """Somebody else who asks this sampler had no answer: it is looked after as if we had none."""
+        for seat in self._of(key):
+            self._lose(seat, EngineLost(problem))
+
+    def wrote(self, key: tuple[int, int]) -> None:
+        """Somebody else has had a turn of it."""
+        for seat in self._of(key):
+            seat.restarts = 0
+
+    def _of(self, key: tuple[int, int]) -> list[Any]:
+        return [seat for seat in self._seats if isinstance(seat.replica, ActorSampler) and seat.replica.key == key]
+
+    def _moved(self) -> None:
+        super()._moved()
+        for tell in list(self.watchers):
+            tell()
 
 
 @asynccontextmanager
@@ -307,7 +234,7 @@ async def open_samplers(
         SamplerActor,
         cpus=chosen.sampler_cpus,
         gpus=chosen.sampler_gpus,
-        concurrency=SAMPLER_CALLS,
+        concurrency=SAMPLER_CALLS + 3 * episode_workers(config),  # each asks, collects and may leave
         scheduling_strategy="SPREAD",
     )
     replicas = [ActorSampler(connection, lambda: make(path, theirs), number + 1) for number in range(chosen.samplers)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import EngineError, EngineLost
-from turnwise.ext.ray.connection import Connection, NeedLost
+from turnwise.ext.ray.calls import NeedLost
+from turnwise.ext.ray.connection import Connection
 from turnwise.ext.ray.watchdog import ask_beat
 from turnwise.ext.sandbox.zygote_process import SandboxLost
 from turnwise.system import time_budget

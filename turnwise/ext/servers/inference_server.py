@@ -17,6 +17,8 @@ from turnwise.types import FinishReason
 
 HEALTH_SECONDS = 10.0
 ASK_SECONDS = 60.0
+WRITER_SECONDS = 30.0
+"""For the process that writes to answer between two of its passes, of which one may read long prompts."""
 LOAD_SECONDS = 1800.0
 RETURN_SECONDS = 900.0
 """How long an attached server that went away is waited for."""
@@ -25,6 +27,10 @@ FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 class OtherWeights(EngineLost):
     """What answers at the address of a server does not have the weights that it was given."""
+
+
+class WriterSilent(EngineLost):
+    """A server answers, and its process that writes does not."""
 
 
 class InferenceServer(StreamedSampler):
@@ -76,9 +82,22 @@ class InferenceServer(StreamedSampler):
         try:
             await self._client.ask("GET", "/health", seconds=HEALTH_SECONDS)
             await self._check_label()
+            await self._check_writer()
         except EngineError as error:
-            self.problem = str(error) if isinstance(error, OtherWeights) else ""
+            self.problem = str(error) if isinstance(error, OtherWeights | WriterSilent) else ""
             return False
+        return True
+
+    async def _check_writer(self) -> None:
+        """WriterSilent when turns wait for a process that stands still. It may be silent while it changes weights."""
+        for _ in range(2):  # an update may have begun and ended during the first
+            if not self._reading or self._changing.locked() or await self._writer_answers(WRITER_SECONDS):
+                return
+        if not self._changing.locked():
+            raise WriterSilent(f"{self.name} answers, but its process that writes has not for {2 * WRITER_SECONDS:g} s")
+
+    async def _writer_answers(self, seconds: float) -> bool:
+        """Asked while turns are under way; of an engine that writes in the process that answers it is known already."""
         return True
 
     async def restart(self) -> None:

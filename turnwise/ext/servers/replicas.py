@@ -185,6 +185,13 @@ class Replicas:
         if failed:
             raise failed[0]
 
+    @property
+    def given_up(self) -> str:
+        """Why nobody will serve any more; empty as long as somebody may."""
+        if any(seat.up or seat.repair for seat in self._seats):
+            return ""
+        return f"no replica is left: {self._seats[-1].given_up}"
+
     # --- who writes a turn ------------------------------------------------------------------------------------------
 
     def _seat(self, replica: Replica) -> _Seat:
@@ -209,8 +216,8 @@ class Replicas:
                 least = min(serving, key=lambda seat: seat.busy)
                 self._homes[conversation] = least
                 return least
-            if not any(seat.repair for seat in self._seats):
-                raise EngineError(f"no replica is left: {self._seats[-1].given_up}")
+            if self.given_up:
+                raise EngineError(self.given_up)
             self._changed.clear()
             with time_budget.waiting():
                 await self._changed.wait()
@@ -226,6 +233,7 @@ class Replicas:
         seat.lost_by = one_line(error)
         self._say(f"lost {seat.replica.name}: {seat.lost_by}")
         seat.repair = asyncio.create_task(self._bring_back(seat, restart=True))
+        self._moved()
 
     async def _bring_back(self, seat: _Seat, *, restart: bool) -> None:
         """Restart it unless it is well after all, give it the latest weights, and let it serve.
@@ -255,7 +263,11 @@ class Replicas:
                 raise
         finally:
             seat.repair = None
-            self._changed.set()
+            self._moved()
+
+    def _moved(self) -> None:
+        """Somebody serves, or does not any more: who waits for a replica looks again."""
+        self._changed.set()
 
     async def _catch_up(self, seat: _Seat) -> None:
         """The weights of the others and their sleep, also those that came while it was given these."""
@@ -301,9 +313,9 @@ class Replicas:
     async def _someone(self) -> None:
         """Waits until a replica serves; EngineError when none is left."""
         while not any(seat.up for seat in self._seats):
+            if self.given_up:
+                raise EngineError(self.given_up)
             repairs = [seat.repair for seat in self._seats if seat.repair is not None]
-            if not repairs:
-                raise EngineError(f"no replica is left: {self._seats[-1].given_up}")
             await asyncio.wait(repairs, return_when=asyncio.FIRST_COMPLETED)
 
     # --- health -----------------------------------------------------------------------------------------------------

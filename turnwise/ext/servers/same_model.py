@@ -15,6 +15,13 @@ SIZES = {
     "num_key_value_heads": "key and value heads",
 }
 """Names of a Hugging Face config, and what they are called in a refusal."""
+VISION = {
+    "hidden_size": "hidden of the vision tower",
+    "depth": "vision layers",
+    "num_hidden_layers": "vision layers",
+    "patch_size": "pixels a patch",
+}
+"""The same of its `vision_config`, where a model has one."""
 
 Sizes = Mapping[str, int]
 
@@ -33,14 +40,17 @@ def sizes_of(config: Any) -> dict[str, int]:
         return {}
     text = config.get("text_config")
     merged = {**config, **text} if isinstance(text, Mapping) else config
-    return {name: merged[name] for name in SIZES if type(merged.get(name)) is int}
+    tower = config.get("vision_config")
+    seen = tower if isinstance(tower, Mapping) else {}
+    sizes = {name: merged[name] for name in SIZES if type(merged.get(name)) is int}
+    return sizes | {f"vision {name}": seen[name] for name in VISION if type(seen.get(name)) is int}
 
 
 def refuse_other(name: str, ours: Sizes, theirs: Sizes) -> None:
     """EngineError where a size that both tell differs: weights must not be pushed into it, nor turns be asked of it."""
     differing = [
         f"{theirs[key]} {words} where the policy has {ours[key]}"
-        for key, words in SIZES.items()
+        for key, words in [*SIZES.items(), *((f"vision {name}", words) for name, words in VISION.items())]
         if key in ours and key in theirs and ours[key] != theirs[key]
     ]
     if differing:

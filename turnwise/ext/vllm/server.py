@@ -138,6 +138,16 @@ class VllmServer(InferenceServer):
                 f"vllm_worker.WeightReader of this version of Turnwise (docs/ext/vllm.md; {error})"
             ) from error
 
+    async def _writer_answers(self, seconds: float) -> bool:
+        """Whether it sleeps only the process that writes knows; /health is answered without that one."""
+        try:
+            await self._server.ask("GET", "/is_sleeping", seconds=seconds)
+        except EngineLost:
+            return False
+        except EngineError:  # one without the question is known by /health alone
+            return True
+        return True
+
     async def _tells(self) -> str | None:
         """By our own extension the name of the weights, else which start of which server it is."""
         return await self._mark() if self._marks and self._adapter is None else await self._instance()

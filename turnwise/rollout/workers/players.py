@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, SamplingConfig
-from turnwise.config.choices import ScoringRun
 from turnwise.data.task import known_scorers
 from turnwise.engines.devices import MOST_WORKERS, episode_workers
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import RolloutContext
+from turnwise.rollout.placement import placement_of
 from turnwise.rollout.prepare import Prepared, sample_per_route
 from turnwise.scoring.event_loop_resources import report_counts
+from turnwise.scoring.runners.inline import InlineRunner
 from turnwise.scoring.scorer import apply_all
 from turnwise.scoring.service import spec_for
 from turnwise.storage import underway
@@ -72,7 +73,7 @@ def scored_by_workers(prepared: Prepared, source: str) -> bool:
 
     What an extension brings stays with the run: judges and sandboxes have budgets and sessions that all episodes share.
     """
-    if prepared.config.scoring.run is not ScoringRun.inline or "scorer" in prepared.of_caller:
+    if not isinstance(prepared.scoring.runner, InlineRunner) or "scorer" in prepared.of_caller:
         return False
     return spec_for(source, prepared.config.scoring.scorers, known_scorers()) not in extensions.named("scorers")
 
@@ -108,12 +109,9 @@ def workers_line(prepared: Prepared) -> str | None:
 
 def check_workers(prepared: Prepared) -> None:
     """ConfigError for a run that several processes cannot play."""
-    config = prepared.config
     workers, key = workers_of(prepared), "rollout.workers"
     if not workers:
         return
-    if config.cluster != ONE_MACHINE:
-        raise ConfigError(f"{key}={workers}: episode workers are on one machine; set one of {key} and cluster")
     if objects := [name for name in prepared.of_caller if name in OBJECTS]:
         raise ConfigError(
             f"{key}={workers}: {' and '.join(objects)} were given as Python objects, and other processes need names: "
@@ -143,14 +141,15 @@ async def open_workers(
     facts = SamplerTraits(sampler.context_length, sampler.capabilities) if asked and sampler is not None else None
     setup = Setup(
         list(sys.path),
-        dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, workers=0)),
+        dataclasses.replace(config, cluster=ONE_MACHINE, rollout=dataclasses.replace(config.rollout, workers=0)),
         workers,
         {each.split: list(sample_per_route(each).values()) for each in prepared},
         facts,
         underway.looked_on(),
     )
     images = [each.renderer.images for each in prepared if each.renderer is not None and each.renderer.images]
-    pool = WorkerPool(setup, sampler if asked else None, say, images[0].adopt if images else None)
+    adopt = images[0].adopt if images else None
+    pool = WorkerPool(setup, placement_of(config).worker_hosts(sampler if asked else None, adopt), say)
     await pool.start()
     try:
         yield pool

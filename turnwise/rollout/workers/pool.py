@@ -3,16 +3,14 @@
 import asyncio
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import EngineError, TurnwiseError, one_line
+from turnwise.errors import EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.rollout.plugin_calls import to_the_end
-from turnwise.rollout.workers.images import Adopt
-from turnwise.rollout.workers.link import LinkLost, WorkerLink
+from turnwise.rollout.workers.hosts import POLL_SECONDS, Host, Hosts
+from turnwise.rollout.workers.link import LinkLost
 from turnwise.rollout.workers.messages import (
     Ask,
     Cancel,
@@ -33,15 +31,12 @@ from turnwise.rollout.workers.messages import (
 from turnwise.rollout.workers.turns import WorkerTurns
 from turnwise.storage import underway
 from turnwise.storage.trajectories import made_rows
-from turnwise.system import children
 from turnwise.types import Sample, Trajectory
 
-WORKER = "turnwise.rollout.workers.worker"
 START_SECONDS = 300.0
 """For a worker to import, and to start what tools need."""
 END_SECONDS = 20.0
 """For a worker to close what it opened."""
-POLL_SECONDS = 0.005
 WAITED_SECONDS = 0.25
 """Between two words to a worker about turns that wait for a place."""
 HANG_SECONDS = 120.0
@@ -72,12 +67,11 @@ class PlayUnderWay:
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One process, the link to it, and what it has under way."""
+    """One process, and what it has under way."""
 
-    process: children.Process
-    link: WorkerLink
+    host: Host
     turns: WorkerTurns | None
-    """None where it has a sampler of its own."""
+    """None where it asks a sampler itself."""
     plays: dict[int, PlayUnderWay] = field(default_factory=dict)
     without_rows: dict[int, list[Trajectory]] = field(default_factory=dict)
     """What it has sent and still makes rows of."""
@@ -88,13 +82,17 @@ class WorkerProcess:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"episode worker {self.process.pid}"
+        return self.host.name
+
+    def send(self, message: object) -> None:
+        """Tell it something."""
+        self.host.link.send(message)
 
     def take(self, play: PlayUnderWay) -> None:
         """Have it play this."""
         self.plays[play.message.number] = play
         self.episodes += len(play.message.siblings)
-        self.link.send(play.message)
+        self.send(play.message)
 
     def give_up(self, number: int) -> PlayUnderWay | None:
         """The play of this number, which it has no more."""
@@ -115,11 +113,8 @@ class WorkerPool:
     A group is played by one worker. What is written does not depend on which: its noise is keyed by its place.
     """
 
-    def __init__(
-        self, setup: Setup, sampler: Sampler | None, say: Callable[[str], None], adopt: Adopt | None = None
-    ) -> None:
-        """`adopt` says how images that workers prepared are kept here."""
-        self._setup, self._sampler, self._say, self._adopt = setup, sampler, say, adopt
+    def __init__(self, setup: Setup, hosts: Hosts, say: Callable[[str], None]) -> None:
+        self._setup, self._hosts, self._sampler, self._say = setup, hosts, hosts.sampler, say
         self._workers: list[WorkerProcess] = []
         self._listening: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._waiting: list[PlayUnderWay] = []
@@ -133,18 +128,21 @@ class WorkerPool:
         """Why no worker is left."""
 
     async def start(self) -> None:
-        """Start all of them, side by side; what keeps one from starting is raised."""
+        """Start all of them, side by side; what keeps one from starting is raised. Some may come later."""
         started = [asyncio.create_task(self._started()) for _ in range(self._setup.workers)]
         try:
-            notes = [await task for task in started]
+            notes = await self._hosts.begun(started)
         except BaseException:
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
             await self.close()
             raise
-        for note in notes[0]:
+        for note in notes:
             self._say(note)
+        for task in started:
+            if not task.done():
+                self._later(task)
         self._telling = asyncio.create_task(self._look_after())
 
     async def play(
@@ -170,15 +168,15 @@ class WorkerPool:
             await to_the_end(self._cancel(play))
             raise
 
-    def take_lost(self) -> int:
-        """How many workers ended or stood still since this was last asked."""
-        lost, self._lost = self._lost, 0
-        return lost
-
     @property
     def playing(self) -> int:
         """How many workers there are now."""
         return len(self._workers)
+
+    def take_lost(self) -> int:
+        """How many workers ended or stood still since this was last asked."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     async def close(self) -> None:
         """End all of them; afterwards no process is left."""
@@ -193,42 +191,53 @@ class WorkerPool:
 
     async def _started(self) -> Sequence[str]:
         """A new worker joins when it has loaded everything; what its tools said."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            link = await WorkerLink.open(ours, self._adopt)
-            turns = None if self._sampler is None else WorkerTurns(self._sampler, link)
-            worker = WorkerProcess(children.start_interpreter(WORKER, theirs.fileno()), link, turns)
-        try:
-            link.send(self._setup)
+        for left in reversed(range(self._hosts.tries)):
             try:
-                async with asyncio.timeout(START_SECONDS):
-                    (first,) = await link.receive()
-            except TimeoutError as error:
-                raise EngineError(f"{worker.name} was not ready after {START_SECONDS:g} s") from error
-            except LinkLost as error:
-                words = children.exit_words(await self._reaped(worker))
-                raise EngineError(f"{worker.name} ended while it started: {words}") from error
-            if isinstance(first, Raised):
-                raise first.error
-            assert isinstance(first, Ready)
-        except BaseException:
-            children.kill(worker.process)
-            await to_the_end(self._reaped(worker))
-            raise
+                worker, notes = await self._loaded(await self._hosts.make())
+                break
+            except EngineLost as error:
+                if not left:
+                    raise
+                self._say(f"{error}; another one takes its place")
         self._workers.append(worker)
         self._listening[worker] = asyncio.create_task(self._listen(worker))
         while self._waiting:
             self._give(self._waiting.pop(0))
-        return first.notes
+        return notes
+
+    async def _loaded(self, host: Host) -> tuple[WorkerProcess, Sequence[str]]:
+        try:
+            host.link.send(self._setup)
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    first = await _first(host)
+            except TimeoutError as error:
+                raise EngineError(f"{host.name} was not ready after {START_SECONDS:g} s") from error
+            except LinkLost as error:
+                raise EngineLost(f"{host.name} ended while it started: {await host.reaped()}") from error
+            if isinstance(first, Raised):
+                raise first.error
+        except BaseException:
+            host.kill()
+            self._hosts.left(host)
+            await to_the_end(host.reaped())
+            raise
+        turns = None if self._sampler is None else WorkerTurns(self._sampler, host.link)
+        return WorkerProcess(host, turns), first.notes
 
     async def _listen(self, worker: WorkerProcess) -> None:
         """produces: answers to the worker's turns, results. waits for: its messages. unblocked by: its end."""
-        with contextlib.suppress(LinkLost):
+        try:
             while True:
-                messages = await worker.link.receive()
+                messages = await worker.host.link.receive()
                 worker.heard = time.monotonic()
                 for message in messages:
                     self._take(worker, message)
+        except LinkLost:
+            pass
+        except Exception as error:  # of what it said something was not heard: who waits for it hears this
+            for play in worker.plays.values():
+                play.fail(error)
         if not self._closed:
             await self._replace(worker)
 
@@ -264,9 +273,9 @@ class WorkerPool:
                     worker.heard = now
                 if now - worker.heard > HANG_SECONDS:
                     self._say(f"{worker.name} has not been heard of for {HANG_SECONDS:g} s: it is ended")
-                    children.kill(worker.process)
+                    worker.host.kill()
                 if worker.turns is not None and (waits := worker.turns.waits()):
-                    worker.link.send(Waited(waits))
+                    worker.send(Waited(waits))
 
     # --- losing one ---
 
@@ -277,17 +286,18 @@ class WorkerPool:
         self._workers.remove(worker)
         del self._listening[worker]
         underway.seen_elsewhere(worker, None)
-        children.kill(worker.process)
-        words = children.exit_words(await self._reaped(worker))
+        worker.host.kill()
+        self._hosts.left(worker.host)
+        words = await worker.host.reaped()
         self._lost += 1
         self._say(f"{worker.name} was lost ({words}): its {len(worker.plays)} groups are played again")
         if worker.turns is not None:
             await worker.turns.release()
-        restart = asyncio.create_task(self._restart())
-        self._restarting.add(restart)
-        restart.add_done_callback(self._restarting.discard)
+        self._later(asyncio.create_task(self._started()))
         for play in list(worker.plays.values()):
             play.losses += 1
+            if play.finished.done():
+                continue
             if play.cancelled:
                 play.fail(asyncio.CancelledError())
             elif play.losses >= MOST_LOSSES:
@@ -296,10 +306,15 @@ class WorkerPool:
             else:
                 self._give(play)
 
-    async def _restart(self) -> None:
-        """One that cannot start leaves its groups to the others; the run ends with the last of them."""
+    def _later(self, starting: "asyncio.Task[Sequence[str]]") -> None:
+        """A worker joins when it can. One that cannot leaves its groups to the others; the run ends with the last."""
+        joining = asyncio.create_task(self._join(starting))
+        self._restarting.add(joining)
+        joining.add_done_callback(self._restarting.discard)
+
+    async def _join(self, starting: "asyncio.Task[Sequence[str]]") -> None:
         try:
-            await self._started()
+            await starting
         except Exception as error:
             left, of = len(self._workers), self._setup.workers
             self._say(f"no episode worker takes its place, {left} of {of} are left: {one_line(error)}")
@@ -325,7 +340,7 @@ class WorkerPool:
             self._waiting.remove(play)
         for worker in self._workers:
             if number in worker.plays:
-                worker.link.send(Cancel(number))
+                worker.send(Cancel(number))
         while any(number in worker.plays for worker in self._workers):
             await asyncio.sleep(POLL_SECONDS)
 
@@ -333,18 +348,19 @@ class WorkerPool:
         self._listening.pop(worker).cancel()
         if worker.turns is not None:
             worker.turns.cancel()
-        worker.link.send(End())
+        worker.send(End())
         with contextlib.suppress(LinkLost, TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                await worker.link.drain()
-                while worker.process.poll() is None:
-                    await asyncio.sleep(POLL_SECONDS)
-        children.kill(worker.process)
-        await self._reaped(worker)
+                await worker.host.link.drain()
+                await worker.host.ended()
+        worker.host.kill()
+        self._hosts.left(worker.host)
+        await worker.host.reaped()
 
-    async def _reaped(self, worker: WorkerProcess) -> int:
-        worker.link.close()
-        children.cut(worker.process)
-        while (status := worker.process.poll()) is None:
-            await asyncio.sleep(POLL_SECONDS)
-        return status
+
+async def _first(host: Host) -> Ready | Raised:
+    """What became of the Setup; before that it may have said that it lives."""
+    while True:
+        for message in await host.link.receive():
+            if isinstance(message, Ready | Raised):
+                return message

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from turnwise.rollout.workers.link import WorkerLink
+from turnwise.rollout.workers.hosts import RunLink
 from turnwise.rollout.workers.messages import MadeRows
 from turnwise.types import Trajectory
 
@@ -14,7 +14,7 @@ SECONDS = 0.5
 class RowMaker:
     """Sends the rows of groups after the groups. The run makes those itself that it needs before."""
 
-    def __init__(self, link: WorkerLink) -> None:
+    def __init__(self, link: RunLink) -> None:
         self._link = link
         self._groups: dict[int, list[Trajectory]] = {}
         self._timer: asyncio.TimerHandle | None = None

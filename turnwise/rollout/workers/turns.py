@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.rollout.workers.conversations import Heard
-from turnwise.rollout.workers.link import WorkerLink, sendable
+from turnwise.rollout.workers.hosts import RunLink
+from turnwise.rollout.workers.link import sendable
 from turnwise.rollout.workers.messages import Ask, Raised, Release, Withdraw, Written
 from turnwise.system import time_budget
 
@@ -21,7 +22,7 @@ class _AskUnderWay:
 class WorkerTurns:
     """What one worker has under way with the sampler."""
 
-    def __init__(self, sampler: Sampler, link: WorkerLink) -> None:
+    def __init__(self, sampler: Sampler, link: RunLink) -> None:
         self._sampler, self._link = sampler, link
         self._asks: dict[int, _AskUnderWay] = {}
         self._heard = Heard()

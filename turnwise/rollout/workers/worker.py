@@ -8,15 +8,17 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from turnwise.config import SamplingConfig
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import Request
-from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.samplers.sampler import Capabilities, Sampler
 from turnwise.engines.weight_updates import Update
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.prepare import Prepared, engine_context, prepare, token_context
 from turnwise.rollout.workers.conversations import Told
+from turnwise.rollout.workers.hosts import RunLink
 from turnwise.rollout.workers.link import LinkLost, WorkerLink, sendable
 from turnwise.rollout.workers.messages import (
     SETUP,
@@ -44,12 +46,40 @@ from turnwise.system.concurrency import gather_all, rare_cycle_searches
 from turnwise.types import Completion, Trajectory
 
 
-class SamplerOfRun:
-    """Implements `Sampler` for episodes: it has every turn written by the run's, which another process has."""
+class WorkerSampler(Sampler, Protocol):
+    """A sampler that another process has."""
 
-    def __init__(self, link: WorkerLink, facts: SamplerTraits) -> None:
+    def take(self, message: object) -> None:
+        """What the run said that is not for the worker itself."""
+        ...
+
+
+class SamplerElsewhere:
+    """Of a sampler, what an episode worker has no part in: the run does that."""
+
+    def __init__(self, facts: SamplerTraits) -> None:
         self.context_length: int = facts.context_length
         self.capabilities: Capabilities = facts.capabilities
+
+    async def publish(self, update: Update, version: int) -> None:
+        """The run does that."""
+        raise NotImplementedError("an episode worker publishes no weights")
+
+    async def sleep(self) -> None:
+        """The run does that."""
+        raise NotImplementedError("an episode worker does not lend the sampler's memory")
+
+    wake = sleep
+
+    async def close(self) -> None:
+        """The sampler is the run's, which closes it."""
+
+
+class SamplerOfRun(SamplerElsewhere):
+    """Implements `Sampler` for episodes: it has every turn written by the run's, which another process has."""
+
+    def __init__(self, link: RunLink, facts: SamplerTraits) -> None:
+        super().__init__(facts)
         self._link = link
         self._told = Told()
         self._numbers = itertools.count()
@@ -74,7 +104,7 @@ class SamplerOfRun:
         finally:
             del self._asked[number], self._waits[number]
 
-    def take(self, message: Written | Waited | Raised) -> None:
+    def take(self, message: object) -> None:
         """What the run said about turns that were asked for."""
         match message:
             case Waited(seconds):
@@ -91,26 +121,13 @@ class SamplerOfRun:
         self._told.forget(conversation)
         self._link.send(Release(conversation))
 
-    async def publish(self, update: Update, version: int) -> None:
-        """The run does that."""
-        raise NotImplementedError("an episode worker publishes no weights")
-
-    async def sleep(self) -> None:
-        """The run does that."""
-        raise NotImplementedError("an episode worker does not lend the sampler's memory")
-
-    wake = sleep
-
-    async def close(self) -> None:
-        """The sampler is the run's, which closes it."""
-
 
 class EpisodeWorker:
     """Plays what it is told to play, until it is told to end or the run has ended."""
 
-    def __init__(self, link: WorkerLink, setup: Setup) -> None:
+    def __init__(self, link: RunLink, setup: Setup, sampler: WorkerSampler | None) -> None:
         self._link, self._setup, self._config = link, setup, setup.config
-        self._sampler = None if setup.sampler is None else SamplerOfRun(link, setup.sampler)
+        self._sampler = sampler
         self._prepared: dict[str, Prepared] = {}
         self._contexts: dict[tuple[str, str], RolloutContext] = {}
         self._plays: dict[int, asyncio.Task[None]] = {}
@@ -151,7 +168,7 @@ class EpisodeWorker:
                             self._plays[number].cancel()
                     case End():
                         return
-                    case Written() | Waited() | Raised() if self._sampler is not None:
+                    case _ if self._sampler is not None:
                         self._sampler.take(message)
 
     async def _play(self, play: Play) -> None:
@@ -200,7 +217,7 @@ class EpisodeWorker:
 
 
 @asynccontextmanager
-async def _watched(link: WorkerLink, watched: bool) -> AsyncIterator[None]:
+async def _watched(link: RunLink, watched: bool) -> AsyncIterator[None]:
     """Tell the run now and then that we live, and what is being played where somebody looks on."""
 
     async def tell() -> None:
@@ -222,7 +239,8 @@ async def _main(end: socket.socket) -> None:
         (setup,) = await link.receive()
         sys.path[:] = setup.path
         resources.share_among(setup.workers)
-        await EpisodeWorker(link, setup).run()
+        sampler = None if setup.sampler is None else SamplerOfRun(link, setup.sampler)
+        await EpisodeWorker(link, setup, sampler).run()
         await link.drain()
     except LinkLost:
         pass  # the run has ended: so do we
