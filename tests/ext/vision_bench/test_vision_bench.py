@@ -239,6 +239,8 @@ def answered(text, truth, extra):
 def test_a_row_of_another_kind_is_no_wrong_answer():
     with pytest.raises(DataError, match=r"extra_info.answer_kind must be one of letter, .* not None"):
         asyncio.run(vision_bench(answered("B", "B", {})))
+    tagged = answered("<answer>A</answer> <final>B</final>", "B", LETTER)
+    assert asyncio.run(vision_bench(tagged, tag="final")).reward == 1.0 != asyncio.run(vision_bench(tagged)).reward
     assert known_scorers()["hrbench_8k/cross"] == "vision_bench" and "vstar" not in known_scorers()
 
 
