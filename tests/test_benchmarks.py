@@ -16,6 +16,7 @@ SMALL = {
     "house": [],
     "images": ["--conversations", "4", "--rounds", "1"],
     "learner": ["--rounds", "1", "--seconds", "0.2", "--cases", "tiny"],
+    "learner_place": ["--rounds", "1", "--steps", "1", "--groups", "2", "--siblings", "2"],
     "parsers": ["--inputs", "50", "--formats", "hermes"],
     "rollout": ["--episodes", "16", "--many", "32", "--rounds", "1", "--scale", "0.01"],
     "sampler_cpu": ["--episodes", "4", "--repeats", "1"],

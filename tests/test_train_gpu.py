@@ -25,6 +25,9 @@ SMALL = (
         ("training.max_lag=0",),
         ("training.max_lag=0", "engine.batch_invariant=true"),
         ("training.max_lag=0", "engine.sleep=true", "algorithm.kl_loss=0.001"),
+        ("training.max_lag=1",),
+        ("training.max_lag=1", "engine.batch_invariant=true"),
+        ("training.max_lag=1", "learner.place=here"),
         ("training.max_lag=1", "learner.lora_rank=4"),
         ("training.max_lag=1", "model.implementation=transformers"),
     ],
@@ -40,6 +43,8 @@ def test_a_run_takes_the_gpu_and_its_log_probs_agree(tmp_path: Path, overrides: 
     gaps = [step["rollout_corr/abs_diff_mean"] for step in steps if "rollout_corr/abs_diff_mean" in step]
     print(overrides, gaps, [(step.get("gpu/idle_share"), step["gpu/memory_gib"]) for step in steps])
     assert all(step["gpu/memory_gib"] > 0 and 0.0 <= step["gpu/idle_share"] <= 1.0 for step in steps)
+    apart = "training.max_lag=1" in overrides and "learner.place=here" not in overrides
+    assert ("weights are handed over on cuda:0" in log) is apart, log
     if "engine.batch_invariant=true" in overrides:
         assert "sampler and learner log-probs are bitwise equal" in log, log
     else:

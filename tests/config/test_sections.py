@@ -17,7 +17,7 @@ from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.sandbox.config import SandboxConfig
 from turnwise.training.runs.trust import reached
 
-MOST_CORE_KNOBS = 153
+MOST_CORE_KNOBS = 155
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise import Config, configure
 from turnwise.config import LearnerConfig
-from turnwise.config.choices import Precision
+from turnwise.config.choices import LearnerPlace, Precision
 from turnwise.engines.devices import (
     Gpu,
     VisibleGpus,
@@ -15,6 +15,7 @@ from turnwise.engines.devices import (
     episode_workers,
     gpus_for_learner,
     learner_here,
+    learner_place,
     rank_devices,
 )
 from turnwise.engines.samplers.cpu import threads
@@ -59,6 +60,33 @@ def test_what_is_said_is_done():
     exact = choose(configure("engine=cuda", "engine.batch_invariant=true", "model.precision=float32"), ONE)
     assert exact.batch_invariant and exact.precision is Precision.float32 and exact.device == "cuda:0"
     assert choose(configure("engine=scripted", "engine.script=[x]")).engine == "scripted"
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "place"),
+    [
+        ((), ONE, "here"),  # sampler and learner take turns
+        (("training.max_lag=1",), ONE, "process"),
+        (("training.max_lag=1", "learner.place=here"), ONE, "here"),
+        (("training.max_lag=1", "learner.device=cpu"), ONE, "here"),  # another device
+        (("training.max_lag=1", "engine=torch"), ONE, "here"),
+        (("training.max_lag=1", "learner.processes=2"), TWO, "here"),  # ranks have processes anyway
+        (("training.max_lag=1",), NONE, "here"),
+        (("learner.place=process",), NONE, "process"),
+        (("learner.place=process",), ONE, "process"),
+        (("learner.place=process", "engine.sleep=true"), NONE, "process"),
+    ],
+)
+def test_the_learner_gets_a_process_where_it_would_wait_for_the_interpreter(
+    said: tuple[str, ...], seen: VisibleGpus, place: str
+):
+    assert learner_place(configure("task=null", "data.eval_files=[x]", *said), seen) is LearnerPlace(place)
+
+
+def test_two_processes_on_one_gpu_cannot_lend_each_other_memory():
+    config = configure("learner.place=process", "engine.sleep=true")
+    with pytest.raises(ConfigError, match="learner.place=process with engine.sleep=true.*learner.place=here"):
+        learner_place(config, ONE)
 
 
 @pytest.mark.parametrize(

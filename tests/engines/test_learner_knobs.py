@@ -1,5 +1,6 @@
 """Every knob of `learner` arrives: a learner opened from a config has it, or an update shows it."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
@@ -14,8 +15,11 @@ from turnwise.data.task_config import configure
 from turnwise.engines.devices import learner_here, rank_devices
 from turnwise.engines.learners.adamw_8bit import AdamW8bit
 from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.process import ProcessLearner
+from turnwise.engines.open_configured import open_pair
 from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
+from turnwise.engines.rendering import make_renderer
 from turnwise.errors import ConfigError
 from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.fsdp.opening import local_ranks, open_over_ranks
@@ -152,8 +156,32 @@ def check_processes() -> None:
 
 
 def check_hang_seconds() -> None:
-    config = configure("learner.processes=2", "learner.device=cpu", "fsdp.hang_seconds=123")
+    config = configure("learner.processes=2", "learner.device=cpu", "learner.hang_seconds=123")
     assert 123 in vars(local_ranks(config, samples=True)).values()
+
+
+def check_place() -> None:
+    """A pair that is opened from a config: the learner of the other process has the model, and says how long it may be
+    silent."""
+    config = configure(*PLAIN, "learner.place=process", "learner.hang_seconds=321", *WITH_CRITIC)
+    renderer, before, said = make_renderer(config), torch.get_num_threads(), list[str]()
+
+    async def body() -> None:
+        async with open_pair(config, renderer, LearnerParts(UPDATES, critic=True), said.append) as pair:
+            learner = pair.learner
+            assert isinstance(learner, ProcessLearner) and learner._group._limit == 321
+            assert pair.exact and pair.threads == 1 and learner.device == torch.device("cpu")
+            assert learner.token_budget == opened().token_budget
+            handed, here = dict(learner.weights().tensors), dict(opened().weights().tensors)
+            assert handed.keys() == here.keys() and all(torch.equal(handed[name], here[name]) for name in here)
+            process = learner._group._processes[0]
+        assert process.returncode is not None
+
+    try:
+        asyncio.run(body())
+    finally:
+        torch.set_num_threads(before)
+    assert any("learner: in process" in text and "handed over on cpu" in text for text in said), said
 
 
 def rank_setup(*settings: str) -> Any:

@@ -6,7 +6,15 @@ from turnwise import Config, configure
 from turnwise.engines import memory_plan
 from turnwise.engines.devices import Gpu, VisibleGpus, choose
 from turnwise.engines.kernels import paged_attention
-from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan, ModelSize, Training, memory_here, plan_memory
+from turnwise.engines.memory_plan import (
+    OVERHEAD,
+    MemoryHolder,
+    MemoryPlan,
+    ModelSize,
+    Training,
+    memory_here,
+    plan_memory,
+)
 from turnwise.engines.model.image_features import KEPT_BYTES
 from turnwise.errors import ConfigError
 
@@ -22,9 +30,12 @@ def plan(
     gpu: Gpu = LARGE,
     training: Training | None = POLICY,
     shared: bool = True,
+    apart: bool = False,
 ) -> MemoryPlan:
     config = configure("engine=cuda", "task=null", "data.eval_files=[x]", *overrides)
-    return plan_memory(config, choose(config, VisibleGpus((gpu,))), gpu, size, 1536, training, shared=shared)
+    return plan_memory(
+        config, choose(config, VisibleGpus((gpu,))), gpu, size, 1536, training, shared=shared, apart=apart
+    )
 
 
 def held(found: MemoryPlan) -> int:
@@ -44,6 +55,22 @@ def test_a_small_model_and_its_learner_fit_side_by_side():
 
 def test_a_sampler_that_runs_ahead_has_weights_of_its_own():
     assert plan("training.max_lag=1", shared=False).weights == 4 * SMALL.weights
+
+
+def test_a_learner_in_a_process_of_its_own_shares_nothing_and_pays_for_cuda_twice():
+    here = plan("training.max_lag=1", shared=False)
+    found = plan("training.max_lag=1", shared=False, apart=True)
+    assert found.weights == 4 * SMALL.weights and found.handover == found.writers == 2 * SMALL.weights
+    assert here.learner_room - found.learner_room == OVERHEAD + found.handover
+    kept = found.weights - found.writers + found.optimizer + found.others
+    assert found.share(MemoryHolder.learner) == kept + found.learner_room + OVERHEAD, (
+        "all of it, and nothing of the sampler's"
+    )
+    assert found.share(MemoryHolder.learner) + found.share(MemoryHolder.sampler) == found.usable
+    assert "processes    4.0 GiB for CUDA in two, 0.3 GiB to hand weights over" in "\n".join(found.lines())
+    assert not plan("learner.optimizer=adamw8bit", size=SMALL, apart=True, shared=False).takes_turns
+    with pytest.raises(ConfigError, match="are missing.*learner.place=here"):
+        plan("learner.optimizer=adamw8bit", size=SEVEN, gpu=MIDDLE, apart=True, shared=False)
 
 
 def test_a_reference_and_a_critic_are_counted():

@@ -206,7 +206,7 @@ def test_a_worker_that_cannot_be_replaced_leaves_the_run_to_the_others(
     def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
         give(self, play)
         if play.message.number == 5 and not play.losses:
-            os.kill(self._workers[0].process.pid, signal.SIGKILL)
+            os.kill(self._workers[0].host.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(WorkerPool, "_started", no_more)
     monkeypatch.setattr(WorkerPool, "_give", strike)
@@ -298,7 +298,7 @@ def test_a_training_that_loses_a_worker_has_the_numbers_of_one_without(
     def strike(self: WorkerPool, play: pools.PlayUnderWay) -> None:
         give(self, play)
         if play.message.split == "train" and play.message.step == 1 and not struck:  # in the middle of a step
-            struck.append(next(each.process.pid for each in self._workers if play.message.number in each.plays))
+            struck.append(next(each.host.process.pid for each in self._workers if play.message.number in each.plays))
             os.kill(struck[0], signal.SIGKILL)
 
     monkeypatch.setattr(WorkerPool, "_give", strike)

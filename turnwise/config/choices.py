@@ -206,6 +206,20 @@ class Offload(enum.Enum):
     gradients come down and weights go up (7 B: 86 GiB). The plan says how much, and what does not fit is refused."""
 
 
+class LearnerPlace(enum.Enum):
+    """Which process a learner of one process computes in."""
+
+    auto = "auto"
+    """A process of its own where sampler and learner share a GPU and training.max_lag lets them work at the same time,
+    this one elsewhere."""
+    here = "here"
+    """The process of the run, with the sampler and the episodes. While they compute too, all wait for one Python
+    interpreter."""
+    process = "process"
+    """One of its own on this machine, on the same device. It has its own weights and CUDA context, and takes a fresh
+    interpreter's time and memory."""
+
+
 class Decay(enum.Enum):
     """How the learning rate falls after warm-up."""
 

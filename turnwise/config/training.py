@@ -12,6 +12,7 @@ from turnwise.config.choices import (
     Decay,
     Excess,
     KLEstimator,
+    LearnerPlace,
     Offload,
     OldLogprobs,
     OptimizerName,
@@ -22,6 +23,7 @@ from turnwise.config.knobs import (
     any_number,
     at_least,
     choice_or_plugin,
+    duration,
     harmless,
     knob,
     more_than,
@@ -278,6 +280,14 @@ class LearnerConfig:
     processes: int = knob(1, at_least(1, 1024), may_change(), changes_work(), for_sft())
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
+    place: LearnerPlace = knob(LearnerPlace.auto, only("learner.processes", "1"), may_change(), changes_work())
+    """Whether a training's learner computes in this process or in one of its own. Set it to process when learning gets
+    slower while the sampler writes ahead on the same machine (training.max_lag); to here if two processes cannot share
+    your GPU. On a cluster the learner is elsewhere anyway."""
+    hang_seconds: float = knob(1800.0, duration(), was("fsdp.hang_seconds"), may_change(), for_sft())
+    """Seconds within which a learner in other processes must make progress and each of them give a sign of life. Else
+    it counts as hung and is ended; a pass, a weight, the model read are progress. Raise it when reading the model takes
+    longer."""
     lora_rank: int = knob(0, at_least(0, 65536), changes_work(), for_sft())
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"), for_sft())

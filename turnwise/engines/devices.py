@@ -8,7 +8,7 @@ from typing import Protocol
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
-from turnwise.config.choices import OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, ModelImplementation, OptimizerName, Precision
 from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.errors import ConfigError
 from turnwise.system.plugins import load
@@ -231,6 +231,41 @@ def learner_here(config: LearnerConfig, visible: VisibleGpus | None = None) -> L
     """The learner's knobs with nothing left open but what the memory plan decides."""
     device = device_of(config.device, visible)
     return replace(config, device=device, precision=config.precision or _narrow_on(device))
+
+
+def shares_gpu(config: Config, visible: VisibleGpus | None = None) -> bool:
+    """Whether sampler and learner of a training compute on one GPU of this machine."""
+    if config.cluster != ONE_MACHINE or config.learner.processes > 1:
+        return False
+    where = choose(config, visible).device
+    return where != "cpu" and where == device_of(config.learner.device, visible)
+
+
+def learner_place(config: Config, visible: VisibleGpus | None = None) -> LearnerPlace:
+    """Where the learner of a training is, never `auto`; several ranks and actors of a cluster have places of their own,
+    and count as here. What cannot be is a ConfigError."""
+    place = config.learner.place
+    if place is LearnerPlace.here or config.cluster != ONE_MACHINE or config.learner.processes > 1:
+        return LearnerPlace.here
+    if place is LearnerPlace.auto:
+        apart = config.training.max_lag > 0 and shares_gpu(config, visible)
+        return LearnerPlace.process if apart else LearnerPlace.here
+    if config.engine.sleep and shares_gpu(config, visible):
+        raise ConfigError(
+            "learner.place=process with engine.sleep=true: on one GPU each of two processes keeps its memory and the "
+            "sampler has none to lend; set learner.place=here, or engine.sleep=null"
+        )
+    return place
+
+
+def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
+    """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
+
+    Not when the sampler goes on with old weights while the learner changes its own.
+    """
+    same = config.learner.precision in (None, Precision.bfloat16) and chosen.precision is Precision.bfloat16
+    native = implementation is ModelImplementation.native
+    return same and native and config.training.max_lag == 0 and not config.learner.lora_rank
 
 
 def rank_devices(config: Config, visible: VisibleGpus | None = None, *, samples: bool = True) -> tuple[str, ...]:

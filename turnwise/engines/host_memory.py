@@ -6,9 +6,17 @@ from dataclasses import dataclass
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config
-from turnwise.config.choices import Offload, OptimizerName
+from turnwise.config.choices import LearnerPlace, Offload, OptimizerName
 from turnwise.config.evaluation_sampling import longest_turn
-from turnwise.engines.devices import TOKEN_BUDGET, choose, device_of, gpus_for_learner
+from turnwise.engines.devices import (
+    TOKEN_BUDGET,
+    choose,
+    device_of,
+    gpus_for_learner,
+    learner_place,
+    published_format,
+    shares_gpu,
+)
 from turnwise.engines.memory_plan import (
     BUFFERS,
     ModelSize,
@@ -98,6 +106,11 @@ def host_memory(config: Config, training: Training | None, *, samples: bool = Tr
     if training is not None:
         heap = MORE_HEAPS if here and not on_gpu else HEAP
         held += _on_cpu(config, size, training, heap) if device == "cpu" else _beside_gpu(config, size, training)
+        if samples and learner_place(config) is LearnerPlace.process:
+            held.append(Held("learner", "a process of its own", PROCESS + cuda))
+            if not shares_gpu(config):
+                block = size.weights * itemsize_of(published_format(config))
+                held.append(Held("learner", "weights on their way", block))
     return HostMemory(tuple(each for each in held if each.bytes))
 
 

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, Config, LearnerConfig
-from turnwise.config.choices import ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.config.choices import LearnerPlace, Offload, OptimizerName, Precision
 from turnwise.config.evaluation_sampling import longest_turn
-from turnwise.engines.devices import TOKEN_BUDGET, EngineChoice, Gpu, VisibleGpus, choose, device_of, visible_gpus
+from turnwise.engines.devices import (
+    TOKEN_BUDGET,
+    EngineChoice,
+    Gpu,
+    VisibleGpus,
+    choose,
+    device_of,
+    learner_place,
+    shares_weights,
+    visible_gpus,
+)
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
 
@@ -118,6 +128,10 @@ class MemoryPlan:
     """The cache is given back while the learner learns."""
     vision: int = 0
     """The part of `weights` that is towers and projectors."""
+    apart: bool = False
+    """The learner has a process of its own: nothing is shared, and CUDA is there twice."""
+    handover: int = 0
+    """New weights on their way from the learner's process to the sampler's."""
     writers: int = 0
     """The part of `weights` that nobody but the sampler computes with."""
 
@@ -126,7 +140,7 @@ class MemoryPlan:
         what the other process leaves of it. Where the two take turns, each is left what the other gives back first."""
         if part is MemoryHolder.both:
             return self.usable
-        writing = self.writers + (KEPT_FEATURES if self.vision else 0) + OVERHEAD // 2
+        writing = self.writers + self.handover + (KEPT_FEATURES if self.vision else 0) + self.overhead // 2
         if part is MemoryHolder.sampler:
             return writing + self.cache
         return self.usable - writing - (0 if self.takes_turns else self.cache)
@@ -136,10 +150,14 @@ class MemoryPlan:
         return int(self.gpu.memory * self.fraction)
 
     @property
+    def overhead(self) -> int:
+        return OVERHEAD * (2 if self.apart else 1)
+
+    @property
     def learner_room(self) -> int:
         """What the learner's passes may take: what nobody else has while they run."""
         others = self.weights + self.optimizer + self.others + (0 if self.takes_turns else self.cache)
-        return self.usable - OVERHEAD - self.features - others
+        return self.usable - self.overhead - self.features - self.handover - others
 
     @property
     def features(self) -> int:
@@ -159,6 +177,8 @@ class MemoryPlan:
             yield f"  optimizer    {_gib(self.optimizer)}"
         if self.others:
             yield f"  others       {_gib(self.others)}, reference and critic"
+        if self.apart:
+            yield f"  processes    {_gib(self.overhead)} for CUDA in two, {_gib(self.handover)} to hand weights over"
         if learns:
             activations = "activations recomputed" if self.recompute else "activations kept"
             yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {activations}"
@@ -173,7 +193,7 @@ class MemoryPlan:
             "gpu": self.gpu.name, "memory": self.gpu.memory, "usable": self.usable, "weights": self.weights,
             "optimizer": self.optimizer, "others": self.others, "learning": self.learning, "cache": self.cache,
             "cached_tokens": self.cached_tokens, "token_budget": self.token_budget, "recompute": self.recompute,
-            "takes_turns": self.takes_turns, "vision": self.vision,
+            "takes_turns": self.takes_turns, "vision": self.vision, "apart": self.apart, "handover": self.handover,
         }  # fmt: skip
 
 
@@ -202,10 +222,12 @@ def memory_here(
     length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * longest_turn(config))
     length = length if facts.context_length is None else min(length, facts.context_length)
     both = on_gpu and learner == where
-    shared = both and shares_weights(config, chosen, choice.implementation)
+    apart = both and learner_place(config, visible) is LearnerPlace.process
+    shared = both and not apart and shares_weights(config, chosen, choice.implementation)
     gpu = visible.gpus[int(where.removeprefix("cuda:"))]
     chosen = chosen if on_gpu else replace(chosen, device="cpu")
-    return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
+    beside = training if learner == where else None
+    return plan_memory(config, chosen, gpu, size, length, beside, shared=shared, apart=apart)
 
 
 def _model_of(config: Config) -> "tuple[ImplementationChoice, ModelFacts]":
@@ -230,16 +252,6 @@ def size_of(facts: "ModelFacts") -> ModelSize | None:
     )
 
 
-def shares_weights(config: Config, chosen: EngineChoice, implementation: ModelImplementation) -> bool:
-    """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
-
-    Not when the sampler goes on with old weights while the learner changes its own.
-    """
-    same = config.learner.precision in (None, Precision.bfloat16) and chosen.precision is Precision.bfloat16
-    native = implementation is ModelImplementation.native
-    return same and native and config.training.max_lag == 0 and not config.learner.lora_rank
-
-
 def plan_memory(
     config: Config,
     chosen: EngineChoice,
@@ -249,14 +261,17 @@ def plan_memory(
     training: Training | None,
     *,
     shared: bool,
+    apart: bool = False,
 ) -> MemoryPlan:
-    """Share out a GPU's memory. `length` is the longest sequence, `training` None where nothing is learned there.
+    """Share out a GPU's memory. `length` is the longest sequence, `training` None where nothing is learned there,
+    `apart` a learner in a process of its own.
 
     What does not fit however it is shared out is a ConfigError that says what would help.
     """
     fixed = _Fixed.of(config, chosen, size, training, shared)
     features = KEPT_FEATURES * fixed.copies if size.vision else 0
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - features - fixed.bytes
+    room -= OVERHEAD + fixed.writers if apart else 0
     per_token = size.cached * itemsize_of(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     most = chosen.episodes * least
@@ -266,7 +281,8 @@ def plan_memory(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,
         recompute=bool(config.learner.gradient_checkpointing), takes_turns=False,
-        vision=fixed.weights * size.vision // size.weights, writers=fixed.writers,
+        vision=fixed.weights * size.vision // size.weights, writers=fixed.writers, apart=apart,
+        handover=fixed.writers if apart else 0,
     )  # fmt: skip
 
     def with_cache(plan: MemoryPlan, room: int) -> MemoryPlan:
@@ -283,14 +299,15 @@ def plan_memory(
     if side_by_side and (sleeps is not True or not chosen.on_gpu):  # who is elsewhere has nothing here to give back
         return with_cache(side_by_side[0], room - side_by_side[0].learning)
     fitting = [candidate for candidate in passes if candidate.learning <= room]
-    if lag == 0 and sleeps is not False and chosen.on_gpu and fitting and room >= least:
+    if lag == 0 and sleeps is not False and chosen.on_gpu and not apart and fitting and room >= least:
         return replace(with_cache(fitting[0], room), takes_turns=True)
     tight = [candidate for candidate in passes if candidate.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
-    both_at_once = lag > 0 or sleeps is False
+    both_at_once = lag > 0 or sleeps is False or apart
     short = room - (passes[-1].learning + least if both_at_once else max(passes[-1].learning, least))
-    raise _does_not_fit(plan, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
+    helps = "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16"
+    raise _does_not_fit(plan, short, f"{helps}, learner.place=here" if apart else helps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from turnwise import extensions
 from turnwise.config import Config
-from turnwise.engines.devices import choose
+from turnwise.config.choices import LearnerPlace
+from turnwise.engines.devices import choose, learner_place
 from turnwise.engines.memory_plan import MemoryPlan, Training, memory_here
 from turnwise.engines.opener import (
     LearnerParts,
@@ -63,6 +64,11 @@ async def open_pair(config: Config, renderer: "Renderer", parts: LearnerParts, s
         if config.learner.processes > 1:
             beside = sharded_learners().open_beside(config, renderer, parts, say)
             pair = await _open_beside(config, renderer, await stack.enter_async_context(beside), say, keep)
+        elif learner_place(config) is LearnerPlace.process:
+            from turnwise.engines.open_learner_process import open_with_process
+
+            apart = open_with_process(config, renderer, parts, say, memory, keep)
+            pair = await stack.enter_async_context(apart)
         elif (chosen := choose(config)).on_gpu:
             pair = open_on_gpu(config, chosen, renderer, parts, say, memory)
             keep(pair.sampler)

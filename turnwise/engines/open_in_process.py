@@ -10,8 +10,8 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.config.choices import ModelImplementation, Precision
 from turnwise.engines.device_limit import hold_to
-from turnwise.engines.devices import EngineChoice, choose, device_of
-from turnwise.engines.memory_plan import MemoryHolder, MemoryPlan, memory_here, shares_weights
+from turnwise.engines.devices import EngineChoice, choose, device_of, shares_weights
+from turnwise.engines.memory_plan import MemoryHolder, MemoryPlan, memory_here
 from turnwise.engines.opener import (
     LearnerParts,
     Opener,
@@ -153,13 +153,8 @@ def open_on_gpu(
     writer = _writer(config, chosen, learner.model, share=same)
     opened = open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)
     torch.set_num_threads(opened.threads)
-    same = same and {p.dtype for p in learner.model.parameters()} == {dtype_of(chosen.precision)}
-    exact = same and shares_kernels(config, chosen)
-    if chosen.batch_invariant and not exact:
-        say(
-            "engine.batch_invariant: log-probs of sampler and learner agree to rounding only; they are equal to the "
-            "last bit where all weights of a native model are trained, on the sampler's device and in its precision"
-        )
+    exact = is_exact_on_gpu(config, chosen, learner)
+    say_if_inexact(chosen, exact, say)
     turns = bool(config.engine.sleep) if memory is None else memory.takes_turns
     return OpenPair(opened.sampler, learner, exact, opened.threads, turns, clock)
 
@@ -191,7 +186,7 @@ async def open_apart(
     """A sampler on the CPU or of another's code, and a learner wherever its device is. `keep` closes the sampler."""
     import torch
 
-    chosen, trained, same = choose(config), read_policy(config, Precision.float32), False
+    chosen, trained = choose(config), read_policy(config, Precision.float32)
     if extensions.engine(config.engine.name).here:
         same = chosen.precision is Precision.float32
         writer = copy.deepcopy(trained) if same else read_policy(config, chosen.precision)
@@ -202,9 +197,30 @@ async def open_apart(
     check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
     torch.set_num_threads(opened.threads)
     learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
-    same = same and learner.device.type == "cpu" and not learner.forward.narrow
-    exact = same and opened.regime is not None
+    exact = is_exact(config, chosen, learner, opened.regime)
     return OpenPair(opened.sampler, learner, exact, opened.threads, bool(config.engine.sleep))
+
+
+def is_exact(config: Config, chosen: EngineChoice, learner: "LocalLearner", regime: "Regime | None") -> bool:
+    """Whether a learner finds the CPU sampler's log-probs again to the last bit, in the regime that is proven."""
+    same = extensions.engine(config.engine.name).here and chosen.precision is Precision.float32
+    return same and regime is not None and learner.device.type == "cpu" and not learner.forward.narrow
+
+
+def is_exact_on_gpu(config: Config, chosen: EngineChoice, learner: "LocalLearner") -> bool:
+    """Whether a learner finds the GPU sampler's log-probs again to the last bit, by kernels that both share."""
+    same = str(learner.device) == chosen.device and not config.learner.lora_rank
+    same = same and {p.dtype for p in learner.model.parameters()} == {dtype_of(chosen.precision)}
+    return same and shares_kernels(config, chosen)
+
+
+def say_if_inexact(chosen: EngineChoice, exact: bool, say: Say) -> None:
+    """What `engine.batch_invariant` on a GPU does not reach as far as the learner."""
+    if chosen.batch_invariant and not exact:
+        say(
+            "engine.batch_invariant: log-probs of sampler and learner agree to rounding only; they are equal to the "
+            "last bit where all weights of a native model are trained, on the sampler's device and in its precision"
+        )
 
 
 def open_learner(

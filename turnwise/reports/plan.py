@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from turnwise.config import ONE_MACHINE, Config, RolloutConfig, SamplingConfig
-from turnwise.config.choices import Aggregation, Correction, EvalSplit, Excess, PolicyLoss
+from turnwise.config.choices import Aggregation, Correction, EvalSplit, Excess, LearnerPlace, PolicyLoss
 from turnwise.config.environment import told
 from turnwise.config.evaluation_sampling import evaluation_sampling
-from turnwise.engines.devices import rank_devices
+from turnwise.engines.devices import learner_place, rank_devices
 from turnwise.engines.opener import opener_of, sharded_learners
 from turnwise.engines.rendering import format_of
 from turnwise.rollout.placement import placement_of
@@ -56,7 +56,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
         lines += _memory(config, training)
-        lines += _sharded(config) if training else []
+        lines += _learner(config) if training else []
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
@@ -172,7 +172,13 @@ def _staleness(config: Config) -> list[str]:
     ]
 
 
-def _sharded(config: Config) -> list[str]:
+def _learner(config: Config) -> list[str]:
+    """Which processes it computes in, where that is not this one."""
+    if learner_place(config) is LearnerPlace.process:
+        why = ""
+        if config.learner.place is LearnerPlace.auto:
+            why = " (auto: the sampler writes ahead on the same GPU; learner.place=here keeps it in this process)"
+        return [f"learner      in a process of its own{why}"]
     if config.learner.processes == 1 or config.cluster != ONE_MACHINE:
         return []
     devices = rank_devices(config)

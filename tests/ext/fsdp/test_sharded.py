@@ -33,14 +33,15 @@ from turnwise.config.choices import ModelImplementation
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Learner, NotFinite, Objective, TokenBatch, UpdateResult, Who
 from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.process_group import LearnerLost, failed, raise_first
 from turnwise.engines.learners.state import read_state
+from turnwise.engines.learners.watching import Beat, HangWatch
 from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
 from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError, PluginError, StorageError
 from turnwise.ext.fsdp.learner import ShardedLearner
-from turnwise.ext.fsdp.rank_group import LocalRanks, RankLost, failed, raise_first
+from turnwise.ext.fsdp.rank_group import LocalRanks
 from turnwise.ext.fsdp.rank_setup import RankSetup
-from turnwise.ext.fsdp.rank_watch import Beat, RankWatch
 from turnwise.ext.fsdp.state import CheckedReader
 from turnwise.storage.checkpoints import begin_checkpoint, find_checkpoint, write_checkpoint
 from turnwise.storage.run_dir import RunDir
@@ -443,7 +444,7 @@ def test_what_ranks_cannot_open_is_one_error_and_no_process_is_left(models: Path
     with pytest.raises(EngineError, match="none"):
         ShardedLearner(ranks, setup)
     assert gone(pids(ranks))
-    with pytest.raises(RankLost, match="processes are gone"):
+    with pytest.raises(LearnerLost, match="processes are gone"):
         ranks.call("forget", [()])
 
 
@@ -453,21 +454,21 @@ def test_ranks_that_hang_are_ended_with_where_they_were(models: Path, tmp_path: 
     learner = ShardedLearner(ranks, setup_of(CASES["native"], models))
     ranks._limit = 2.0  # opening them may take longer on a busy machine
     with pytest.raises(
-        RankLost, match=r"hangs in `accumulate`.*no rank of 1 has made progress for 2 s.*mine.py:4 in s"
+        LearnerLost, match=r"hangs in `accumulate`.*no process has made progress for 2 s.*mine.py:4 in s"
     ):
         learner.update(batches(0), Objective(f"{tmp_path}/mine.py:stuck"))
     assert gone(pids(ranks))
 
 
 def test_a_rank_is_silent_or_does_not_come_further_or_neither() -> None:
-    watch = RankWatch(2, 0.05)
+    watch = HangWatch(["rank 0 of 2", "rank 1 of 2"], 0.05)
     watch.note(0, Beat(1, "a.py:1 in a"))
     assert watch.hangs([0, 1]) is None
     time.sleep(0.06)
     watch.note(0, Beat(1, "a.py:1 in a"))
-    assert "rank 1 of 2 has given no sign of life for 0.05 s (fsdp.hang_seconds)" in str(watch.hangs([0, 1]))
-    assert "made progress" in str(watch.hangs([0])) and "rank 0 is at a.py:1 in a" in str(watch.hangs([0]))
-    watch = RankWatch(1, 3600)
+    assert "rank 1 of 2 has given no sign of life for 0.05 s (learner.hang_seconds)" in str(watch.hangs([0, 1]))
+    assert "made progress" in str(watch.hangs([0])) and "rank 0 of 2 is at a.py:1 in a" in str(watch.hangs([0]))
+    watch = HangWatch(["rank 0 of 1"], 3600)
     watch.note(0, Beat(2, "a.py:2 in a"))
     assert watch.hangs([0]) is None
 
@@ -476,10 +477,10 @@ def test_a_rank_is_silent_or_does_not_come_further_or_neither() -> None:
 def test_whoever_lost_touch_is_no_cause(text: str) -> None:
     answers = [failed(RuntimeError(text)), failed(EngineError("no room"))]
     with pytest.raises((EngineError, RuntimeError), match="no room" if "gloo" in text else "a bug"):
-        raise_first(answers)
-    assert raise_first([1, 2]) is None
+        raise_first(answers, ["rank 0 of 2", "rank 1 of 2"])
+    assert raise_first([1, 2], ["rank 0 of 2", "rank 1 of 2"]) is None
     if "gloo" in text:
-        assert isinstance(raise_first([failed(RuntimeError(text)), 2]), RankLost)
+        assert isinstance(raise_first([failed(RuntimeError(text)), 2], ["rank 0 of 2", "rank 1 of 2"]), LearnerLost)
 
 
 def pids(ranks: LocalRanks) -> list[int]:
@@ -503,7 +504,7 @@ DRIVER = """
 import sys, time
 from turnwise.ext.fsdp.rank_group import LocalRanks
 ranks = LocalRanks(["cpu"] * 2)
-ranks._begin()
+ranks.begin()
 print(*[process.pid for process in ranks._processes], flush=True)
 time.sleep(600)
 """
@@ -546,7 +547,7 @@ def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_last_checkpoint_good(
     learner.update(batches(1), OBJECTIVE)  # the training goes on meanwhile
     assert learner.saving and learner.step == 2
     os.kill(pids(ranks)[1], signal.SIGKILL)
-    with pytest.raises(RankLost, match="rank 1 of 3 .*SIGKILL.*checkpoint it was writing is lost, those before it"):
+    with pytest.raises(LearnerLost, match="rank 1 of 3 .*SIGKILL.*checkpoint it was writing is lost, those before it"):
         learner.saved()
     begun.drop()
     assert gone(pids(ranks))
@@ -576,7 +577,7 @@ def test_a_rank_killed_in_an_update_ends_it_with_one_error(models: Path, groups:
     time.sleep(0.3)
     os.kill(pids(ranks)[1], signal.SIGKILL)
     thread.join()
-    assert isinstance(raised[0], RankLost) and "rank 1 of 2" in str(raised[0]) and "SIGKILL" in str(raised[0])
+    assert isinstance(raised[0], LearnerLost) and "rank 1 of 2" in str(raised[0]) and "SIGKILL" in str(raised[0])
     assert gone(pids(ranks))
-    with pytest.raises(RankLost, match="processes are gone: rank 1 of 2"):
+    with pytest.raises(LearnerLost, match="processes are gone: rank 1 of 2"):
         learner.update(batches(0), OBJECTIVE)

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from turnwise import configure
 from turnwise.config.sections import section
+from turnwise.engines.learners.process_group import LearnerLost
 from turnwise.engines.learners.state import read_state
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
 from turnwise.ext.fsdp.opening import open_over_ranks
-from turnwise.ext.fsdp.rank_group import RankLost
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import joined
 from turnwise.ext.ray.ranks import ActorRanks
@@ -110,7 +110,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_ended(nodes: Any) -> None:
         ranks._limit = 3.0
         os.kill(nodes.actors("RankActor")[1], signal.SIGSTOP)
         with pytest.raises(
-            RankLost, match=r"hangs in `begin_weights`.*rank [01] of 2 has given no sign of life for 3 s"
+            LearnerLost, match=r"hangs in `begin_weights`.*rank [01] of 2 has given no sign of life for 3 s"
         ):
             await asyncio.to_thread(lambda: list(learner.weights().tensors))
         async with asyncio.timeout(60):

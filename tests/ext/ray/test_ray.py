@@ -200,14 +200,14 @@ def test_actors_of_every_kind_that_stand_still_are_replaced(tmp_path: Path, node
     })  # fmt: skip
     report = run(
         tmp_path, console, "run=there", "training.steps=4", "cluster=ray", f"ray.address={nodes.address}",
-        "ray.samplers=2", "ray.scorers=1", "rollout.workers=2", "ray.service_cpus=0.5", "fsdp.hang_seconds=10",
+        "ray.samplers=2", "ray.scorers=1", "rollout.workers=2", "ray.service_cpus=0.5", "learner.hang_seconds=10",
     )  # fmt: skip
     text = said(console)
     assert report.rewards == alone.rewards and any(one.has_signal for one in alone.rewards), text
     there, here = weights(report, 4), weights(alone, 4)
     assert all(torch.equal(there[name], here[name]) for name in here), text
     assert "scorer 1 has given no sign of life for 10 s; another one takes its place" in text, text
-    assert "the learner has given no sign of life for 10 s (fsdp.hang_seconds) and is ended" in text, text
+    assert "the learner has given no sign of life for 10 s (learner.hang_seconds) and is ended" in text, text
     assert re.search(r"episode worker \d on .* has given no sign of life for 10 s and is ended", text), text
     assert sum(one.get("rollout/workers_lost", 0.0) for one in lines(report)) == 1, text
     metrics = last_line(report)

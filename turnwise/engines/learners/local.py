@@ -26,6 +26,7 @@ from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evalu
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.splitting import Attempt, BatchPart, halves, whole
 from turnwise.engines.learners.state import below, check_names, differences, identity, read_state, write_state
+from turnwise.engines.learners.watching import count_progress
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
@@ -198,6 +199,7 @@ class LocalLearner:
                 continue
             attempt = Attempt(part)
             yield attempt
+            count_progress()
             # Out here nothing holds what a failed pass had allocated any more.
             if attempt.refused is not None:
                 waiting += reversed(self._smaller(part, attempt.refused))

@@ -1,9 +1,9 @@
-"""The section `fsdp`: how the ranks of a learner share its state, and how long they may be silent."""
+"""The section `fsdp`: how the ranks of a learner share its state."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnwise.config.knobs import at_least, duration, knob, was
+from turnwise.config.knobs import at_least, knob, was
 from turnwise.config.marks import may_change
 
 
@@ -19,7 +19,3 @@ class FsdpConfig:
     context_parallel: int = knob(1, at_least(1, 1024), was("learner.context_parallel"))
     """Processes that share the tokens of each sequence, so that one may be as many times longer. Before attention they
     exchange tokens for heads: it must divide the query heads. Raise it when a sequence does not fit a process."""
-    hang_seconds: float = knob(1800.0, duration(), was("learner.hang_seconds"))
-    """Seconds within which at least one process must make progress and each must give a sign of life. Else the learner
-    counts as hung and is ended; a pass, a weight, the model read are progress. Raise it when reading the model takes
-    longer."""

@@ -23,12 +23,13 @@ from turnwise.engines.learners.learner import (
     Who,
 )
 from turnwise.engines.learners.losses import MEANS
+from turnwise.engines.learners.process_group import LearnerLost
 from turnwise.engines.learners.splitting import BatchPart, chosen, owners_of, whole
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.weight_updates import FullWeights
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.ext.fsdp.rank import RankResults, Weight
-from turnwise.ext.fsdp.rank_group import RankLost, Ranks
+from turnwise.ext.fsdp.rank_group import Ranks, rank_names
 from turnwise.ext.fsdp.rank_setup import RankSetup
 
 T = TypeVar("T")
@@ -175,10 +176,10 @@ class ShardedLearner:
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
             return self._ranks.call(method, arguments)
-        except RankLost as lost:
+        except LearnerLost as lost:
             if self._saving:
                 self._saving, self._torn = False, "; the checkpoint it was writing is lost, those before it are whole"
-            raise RankLost(f"{lost}{self._torn}") from lost
+            raise LearnerLost(f"{lost}{self._torn}") from lost
 
     @property
     def token_budget(self) -> int:
@@ -241,9 +242,10 @@ class ShardedLearner:
 
     def _metrics(self, results: list[RankResults], batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Shares of the ranks' passes added up; every loss must be finite."""
+        names = rank_names(self._ranks.size)
         for rank, result in enumerate(results):
             if result.error is not None:
-                result.error.throw(rank)
+                result.error.throw(names[rank])
         firsts = self._firsts(results)
         losses = [loss for result in firsts for loss in result.losses]
         for loss in losses:

@@ -17,6 +17,7 @@ from turnwise.config.choices import Offload
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.forward_pass import computes_narrow
 from turnwise.engines.learners.state import bit_totals, identity
+from turnwise.engines.learners.watching import count_progress
 from turnwise.engines.learners.working_weights import refuse_narrow, working_dtype
 from turnwise.engines.model.checkpoint_rows import CheckpointRows
 from turnwise.engines.model.decoder import Decoder
@@ -31,7 +32,6 @@ from turnwise.engines.model.loading import (
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
 from turnwise.ext.fsdp.rank_setup import RankSetup
-from turnwise.ext.fsdp.rank_watch import count_progress
 from turnwise.ext.fsdp.shards import local_part, meta, own_rows
 from turnwise.ledger import Media
 

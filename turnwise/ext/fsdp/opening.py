@@ -83,7 +83,7 @@ def local_ranks(config: Config, *, samples: bool) -> LocalRanks:
 
     devices = rank_devices(config, samples=samples)
     threads = (config.engine.threads or usable_cores()) // len(devices)
-    return LocalRanks(devices, threads, section(config, FsdpConfig).hang_seconds)
+    return LocalRanks(devices, threads, config.learner.hang_seconds)
 
 
 def open_over_ranks(
@@ -113,7 +113,6 @@ def open_over_ranks(
         replicas=replicas(config),
         context=context(config),
         published=published.value,
-        hang_seconds=section(config, FsdpConfig).hang_seconds,
     )
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     learner = ShardedLearner(ranks, setup, companions=companions, base_model=source.base)

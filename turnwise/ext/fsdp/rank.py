@@ -24,21 +24,21 @@ from turnwise.engines.learners.learner import Floats, Objective, TokenBatch, Who
 from turnwise.engines.learners.local import CHUNK_TOKENS
 from turnwise.engines.learners.losses import PolicyTokens, evaluate
 from turnwise.engines.learners.optimizer import Optimizer
+from turnwise.engines.learners.process_group import Failed, failed
 from turnwise.engines.learners.state import below, check_names, differences
+from turnwise.engines.learners.watching import count_progress
 from turnwise.engines.model.tensor_file import formats_of, write_stream
 from turnwise.errors import EngineError, StorageError
 from turnwise.ext.fsdp import state as sharded_state
 from turnwise.ext.fsdp.models import open_models
-from turnwise.ext.fsdp.rank_group import Failed, failed
 from turnwise.ext.fsdp.rank_setup import RankPlace, RankSetup
-from turnwise.ext.fsdp.rank_watch import count_progress
 from turnwise.ext.fsdp.shards import WeightGatherer, local_part, shared_out_as
 from turnwise.ext.fsdp.sliced_pass import ContextGroup, SlicedPass
 
 STREAM_BYTES = 64 * 2**20
 """Weights that go to the driver in one answer, unless a single one is larger."""
 PATIENCE = 7200.0
-"""Seconds for a collective, at least: whoever called the ranks watches them more closely (fsdp.hang_seconds)."""
+"""Seconds for a collective, at least: whoever called the ranks watches them more closely (learner.hang_seconds)."""
 IDLE = TokenBatch(
     np.zeros(2, np.int64), np.array([2]), np.array([1]), np.zeros(1, np.int64), np.ones(1, np.int64), 1, 1
 )
@@ -75,7 +75,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._config = replace(setup.learner, device=position.device)
-        timeout = timedelta(seconds=max(PATIENCE, 2 * setup.hang_seconds))
+        timeout = timedelta(seconds=max(PATIENCE, 2 * setup.learner.hang_seconds))
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=_meeting(position, timeout),

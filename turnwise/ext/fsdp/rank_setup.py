@@ -31,7 +31,6 @@ class RankSetup:
     published: str = "float32"
     """The number format that weights are given in, as torch calls it: the sampler's, so that no more travels than it
     keeps."""
-    hang_seconds: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)

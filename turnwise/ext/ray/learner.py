@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from turnwise.engines.learners.hosting import LearnerReply
 from turnwise.engines.learners.learner import Floats, Objective, TokenBatch, UpdateResult, Who
+from turnwise.engines.learners.process_group import LearnerLost
 from turnwise.engines.weight_updates import StoredWeights
 from turnwise.errors import EngineError, EngineLost
-from turnwise.ext.fsdp.rank_group import RankLost
 from turnwise.ext.ray.connection import Connection, Say
-from turnwise.ext.ray.learner_actor import CHUNK_BYTES, LearnerFacts, LearnerReply, StaleWeights
+from turnwise.ext.ray.learner_actor import CHUNK_BYTES, LearnerFacts, StaleWeights
 from turnwise.ext.ray.watchdog import ask_beat
 from turnwise.ext.ray.weight_store import WeightsPlan
 from turnwise.storage.checkpoints import find_checkpoint
@@ -71,7 +72,7 @@ class LearnerWeights(StoredWeights):
                 except StaleWeights as error:
                     await asyncio.sleep(STALE_SECONDS)
                     raise EngineLost(f"{error}: newer weights are on their way") from error
-                except (EngineLost, RankLost) as error:
+                except (EngineLost, LearnerLost) as error:
                     await asyncio.to_thread(self._learner.revive, self._by, error)
                     self._put()
 
@@ -216,7 +217,7 @@ class ActorLearner:
             actor = self._actor
             try:
                 return work()
-            except (EngineLost, RankLost) as error:
+            except (EngineLost, LearnerLost) as error:
                 self.revive(actor, error)
 
     def _save(self, folder: Path, *, policy: bool) -> None:
@@ -277,13 +278,13 @@ class ActorLearner:
                 try:
                     self._say(self._restore(wanted))
                     return
-                except (EngineLost, RankLost) as again:
+                except (EngineLost, LearnerLost) as again:
                     error = again
             raise EngineError(f"the learner could not be restored in {MOST_TRIES} tries: {error}")
 
     def _end_silent(self, actor: Any, words: str) -> None:
         """Whoever waits for it hears that it went away, as of one that was killed."""
-        self._say(f"the learner {words} (fsdp.hang_seconds) and is ended")
+        self._say(f"the learner {words} (learner.hang_seconds) and is ended")
         self.connection.kill(actor)
 
     def _restore(self, wanted: int) -> str:

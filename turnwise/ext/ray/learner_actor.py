@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import Config
-from turnwise.config.sections import section
 from turnwise.engines.devices import gpus_for_learner, rank_devices
+from turnwise.engines.learners.hosting import LearnerReply
 from turnwise.engines.learners.learner import Objective, TokenBatch, Who
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.open_in_process import open_learner
 from turnwise.engines.opener import LearnerParts
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError
-from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.fsdp.opening import open_over_ranks
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath
@@ -69,16 +68,6 @@ class LearnerFacts:
     machine: str
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerReply:
-    """What a call gave, and what the learner is like after it."""
-
-    value: Any
-    step: int
-    token_budget: int
-    notes: tuple[str, ...] = ()
-
-
 class LearnerActor:
     """The other side of `learner.ActorLearner`. Made an actor by `Connection.actor`."""
 
@@ -131,7 +120,7 @@ class LearnerActor:
         orders = self._orders
         config, there = orders.config, replace(orders.config, cluster="ray")
         devices = rank_devices(there, gpus_for_learner(there), samples=False)
-        ranks = ActorRanks(orders.group, devices, orders.cluster, section(config, FsdpConfig).hang_seconds)
+        ranks = ActorRanks(orders.group, devices, orders.cluster, config.learner.hang_seconds)
         return open_over_ranks(config, make_renderer(config), orders.parts, ranks, self._notes.append), ranks
 
     def score(self, batch: TokenBatch, who: Who) -> LearnerReply:

@@ -17,7 +17,6 @@ from turnwise.engines.opener import LearnerParts, OpenPair, Say, opener_of
 from turnwise.engines.publish_weights import check_trainable
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import ConfigError
-from turnwise.ext.fsdp.config import FsdpConfig
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import Connection, SearchPath, alone, check_address, cluster_connection, joined
 from turnwise.ext.ray.episode_workers import ClusterHosts
@@ -107,12 +106,11 @@ class RayPlacement:
     async def services(self, say: Say) -> AsyncIterator[None]:
         """Sandboxes are the cluster's where it has any, and its news are said."""
         cluster = self._ray
-        hang_seconds = section(self.config, FsdpConfig).hang_seconds
         pools: AbstractContextManager[None] = nullcontext()
         if cluster.sandboxes:
             pools = remote_pools(lambda sandbox, output: ClusterPool(cluster, sandbox, output))
         with pools:
-            async with cluster_connection(cluster, say, self._cpus, hang_seconds):
+            async with cluster_connection(cluster, say, self._cpus, self.config.learner.hang_seconds):
                 yield
 
     def open_sampler(self, renderer: Renderer, say: Say) -> AbstractAsyncContextManager[Sampler]:
@@ -188,7 +186,7 @@ async def open_pair(config: Config, parts: LearnerParts, say: Say) -> AsyncItera
             connection,
             lambda: _make(connection, config, parts, facts, group),
             say,
-            section(config, FsdpConfig).hang_seconds,
+            config.learner.hang_seconds,
         )
         try:
             started = await asyncio.to_thread(learner.start)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from turnwise.engines.learners.learner import TokenBatch
+from turnwise.engines.learners.process_group import GRACE_SECONDS, Failed, LearnerLost, failed, raise_first
+from turnwise.engines.learners.watching import BEAT_SECONDS, Beat, HangWatch, beat
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError, EngineError
-from turnwise.ext.fsdp.rank_group import GRACE_SECONDS, Failed, RankLost, failed, raise_first
+from turnwise.ext.fsdp.rank_group import rank_names
 from turnwise.ext.fsdp.rank_setup import RankPlace, RankSetup
-from turnwise.ext.fsdp.rank_watch import BEAT_SECONDS, Beat, RankWatch, beat
 from turnwise.ext.ray.calls import last_line
 from turnwise.ext.ray.config import RayConfig
 from turnwise.ext.ray.connection import SearchPath, load_ray, room_of
@@ -136,18 +137,18 @@ class ActorRanks:
 
     def _refuse_gone(self) -> None:
         if self._gone is not None:
-            raise RankLost(f"the learner's ranks are gone: {self._gone}")
+            raise LearnerLost(f"the learner's ranks are gone: {self._gone}")
 
     def _settled(self, method: str, refs: Sequence[Any], grace: float) -> list[Any]:
         answers = self._answers(method, refs, grace)
-        if (torn := raise_first(answers)) is not None:
+        if (torn := raise_first(answers, rank_names(self.size)[: len(answers)])) is not None:
             self._stop(str(torn))
             raise torn
         return answers
 
     def _answers(self, method: str, refs: Sequence[Any], grace: float) -> list[Any]:
         waiting, answers = dict(enumerate(refs)), dict[int, Any]()
-        watch, beats = RankWatch(self.size, self._limit), dict[int, Any]()
+        watch, beats = HangWatch(rank_names(self.size), self._limit), dict[int, Any]()
         failed, deadline = -1, float("inf")
         while waiting:
             left = min(BEAT_SECONDS, max(0.0, deadline - time.monotonic()))
@@ -159,7 +160,7 @@ class ActorRanks:
                     failed, deadline = number, time.monotonic() + grace
             if not ready and time.monotonic() >= deadline:  # the others hang in a collective that a failed one left
                 self._stop(f"rank {failed} failed in `{method}`")
-                answers[failed].throw(failed)
+                answers[failed].throw(rank_names(self.size)[failed])
             for number in self._ready(beats, 0.0):
                 watch.note(number, self._got(number, method, beats.pop(number)))
             for number in waiting.keys() - beats.keys():
@@ -167,7 +168,7 @@ class ActorRanks:
             if not ready and (problem := watch.hangs(sorted(waiting))) is not None:
                 self._stop(problem)
                 places = self.nodes(sorted(waiting))
-                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem}; on {places}")
+                raise LearnerLost(f"the learner hangs in `{method}` and is ended: {problem}; on {places}")
         return [answers[number] for number in sorted(answers)]
 
     def _ready(self, refs: dict[int, Any], seconds: float) -> list[int]:
@@ -191,7 +192,7 @@ class ActorRanks:
         why = "" if isinstance(error, self._ray.exceptions.RayActorError) else f": {last_line(error)}"
         problem += f" was lost in `{method}` ({type(error).__name__}{why})"
         self._stop(problem)
-        raise RankLost(f"the learner lost a rank and with it its state: {problem}") from error
+        raise LearnerLost(f"the learner lost a rank and with it its state: {problem}") from error
 
     def nodes(self, numbers: Sequence[int] | None = None) -> str:
         """The nodes of these ranks, or of all with their ranks: `10.0.0.1 (a1b2): ranks 0, 1; ...`."""

@@ -10,7 +10,7 @@ from typing import Any
 WATCH = "watch"
 """The concurrency group of `beat`: a thread of an actor beside those that work, however long their work takes."""
 SILENT_SECONDS = 60.0
-"""Of an actor whose node may be busy, where fsdp.hang_seconds is not shorter."""
+"""Of an actor whose node may be busy, where learner.hang_seconds is not shorter."""
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.2, 10.0, 0.1
 """Between two signs of life, as a share of the time after which silence is a loss."""
 
