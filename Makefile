@@ -60,8 +60,9 @@ test-all: $(STAMP)  ## the test suite with its long tail
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU, in one process; on a machine without one they are skipped
 	OMP_NUM_THREADS=1 $(RUN)/pytest -m gpu $(ARGS)
 
-test-models: $(STAMP)  ## what `turnwise check` says of the chat templates that TRL ships, a line for each; ARGS="FOLDER" takes the *.jinja files of another folder
+test-models: $(STAMP)  ## what `turnwise check` says of the chat templates that TRL ships, and what becomes of every class of transformers, a line for each; ARGS="FOLDER" takes the *.jinja files of another folder, CLASSES="--only WORD" some classes
 	OMP_NUM_THREADS=1 $(RUN)/python tests/chat/model_table.py $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python tests/engines/every_architecture.py $(CLASSES)
 
 VERIFIERS := verifiers==0.4.0 prime-pydantic-config prime-sandboxes renderers aiohttp aiofiles aiohappyeyeballs aiosignal attrs \
   frozenlist multidict propcache yarl connectrpc==0.11.1 pyqwest protobuf-py==0.1.1 protobuf-py-ext==0.1.1 tomli-w

@@ -1,6 +1,5 @@
 """One suite over both implementations of a policy model and many architectures, held against plain transformers."""
 
-import copy
 import json
 import sys
 from collections.abc import Callable
@@ -340,13 +339,33 @@ def test_tokens_that_are_not_said_to_be_sequences_are_refused() -> None:
         model(ModelInputs(TOKENS, positions(LENGTHS)), packed(LENGTHS))
 
 
-def test_recurrent_layers_that_do_not_go_on_from_a_state_are_refused_for_writing_only() -> None:
-    plain = build("mamba", state_size=8)
-    model = TransformersModel(copy.deepcopy(plain))
-    assert model.shape.no_caching == (
-        "recurrent layers of MambaForCausalLM do not go on from a kept state by several tokens at once"
-    )
-    assert model.shape.no_packing is None and close(logits_of(model), plain_logits(plain))
+def test_layers_that_do_not_go_on_from_a_state_by_several_tokens_are_given_one_by_one() -> None:
+    model = TransformersModel(build("mamba", state_size=8))
+    assert all(layer.one_by_one for layer in model.findings.recurrent.values())
+    assert model.shape.no_caching is None and model.shape.no_packing is None
+    rows, whole = ActiveRows.of(model, 1), logits_of(model)[:37]
+    rows.reserve(1, 40)
+    with torch.inference_mode():
+        for start, end in ((0, 20), (20, 37)):
+            tokens = PARTS[0][start:end].numpy()
+            assert close(prefill(model, rows, [Chunk(0, start, end)], [tokens], Regime(4, 2, 32))[0], whole[end - 1])
+
+
+def test_steps_of_time_have_the_same_bounds_for_a_single_token() -> None:
+    """transformers leaves them out there: such a sampler would drift away from the learner."""
+    plain = build("nemotron_h")
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if name.endswith("dt_bias"):
+                parameter.sub_(9.0)
+    model = TransformersModel(plain)
+    rows, whole = ActiveRows.of(model, 1), logits_of(model)[:37]
+    rows.reserve(1, 40)
+    with torch.inference_mode():
+        prefill(model, rows, [Chunk(0, 0, 20)], [PARTS[0][:20].numpy()], Regime(4, 2, 32))
+        for at in range(20, 37):
+            found = decode(model, rows, PARTS[0][at : at + 1].numpy(), np.array([at]), Regime(4, 2, 32))
+            assert close(found[0], whole[at], 1e-5)
 
 
 REFUSED = {

@@ -99,7 +99,11 @@ def watched_mask(*, mask_function: Any, q_length: int, local_size: int | None = 
     query, key = places.unsqueeze(1), places.unsqueeze(0)
     back = query - key
     expected = (back >= 0) & (back < local_size) if local_size is not None else back >= 0
-    if further.get("use_vmap") or not torch.equal(_grid(mask_function, query, key), expected):
+    try:
+        known = not further.get("use_vmap") and torch.equal(_grid(mask_function, query, key), expected)
+    except IndexError:  # it looks up something of the tokens there, not only where they are
+        known = False
+    if not known:
         kind = further["config"].model_type
         raise EngineError(f"{kind} hides tokens by another rule than a causal mask or a sliding window")
     mask: Tensor = eager_mask(mask_function=mask_function, q_length=q_length, local_size=local_size, **further)

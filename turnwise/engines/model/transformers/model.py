@@ -43,6 +43,7 @@ from turnwise.engines.model.transformers.probe import ProbeFindings, probe
 from turnwise.engines.model.transformers.recurrent_layers import (
     LAYER,
     SEQUENCES,
+    keeps_states,
     recomputed,
     take_recurrent,
 )
@@ -52,6 +53,9 @@ from turnwise.errors import EngineError, one_line
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
+
+ENDLESS = 1 << 20
+"""The context of a model that keeps states and whose config names no end of its positions."""
 
 NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
 """Fields of a config that say how it was written or is run."""
@@ -372,6 +376,8 @@ def _context_length(model: PreTrainedModel) -> int:
     """The most positions; where angles change with a sequence's length, as many as they stay the same for."""
     config: Any = model.config.get_text_config()
     longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest is None and keeps_states(config):
+        return ENDLESS
     if longest is None:
         raise EngineError(f"{type(model).__name__} does not say how many positions it has (max_position_embeddings)")
     rope = getattr(config, "rope_parameters", None) or {}

@@ -20,13 +20,21 @@ from turnwise.engines.model.policy_model import Attend, LayerCache, ModelShape, 
 from turnwise.engines.model.recurrence import Recurrence, empty_states
 from turnwise.engines.model.token_logprobs import LogitShape
 from turnwise.engines.model.transformers.attention import FACTS, OURS, WATCHED, AttentionLayer, AttentionWatch
-from turnwise.engines.model.transformers.recurrent_layers import RecurrentLayer, find_recurrent
+from turnwise.engines.model.transformers.recurrent_layers import (
+    RecurrentLayer,
+    find_recurrent,
+    go_on_one_by_one,
+    steps_at_their_bound,
+)
 from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
 """Tokens of a probe, of the sequence packed before it, and of its part that goes through the cache first."""
 EXACT, NARROW = 1e-3, 0.1
 """How far two ways may differ, as a share of the states' norm: in float32, and where numbers have fewer digits."""
+
+MULTIPLIERS = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
+"""What configs call a factor of the logits, or its inverse."""
 
 Base = Callable[[Tensor, Tensor, Attend | AttentionWatch, Recurrence | None], Tensor]
 """base(tokens [T], positions [T], attend, recurrence) -> hidden states [T, H]."""
@@ -126,17 +134,26 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages:
     both, lengths = attention.positions([BEFORE, TOKENS]).to(device), (BEFORE, TOKENS)
     behind = base(torch.cat((before, tokens)), both, packed(lengths, device), Recurrence(lengths))[BEFORE:]
     no_packing = None if alike(behind, alone) else _leak(model, base, before, tokens)
-    continued = _continued(base, tokens, [layer for _, layer in watch.layers], states, alone.dtype, host)
+    layers = [layer for _, layer in watch.layers]
+    continued = _continued(base, tokens, layers, states, alone.dtype, host)
+    if states and not alike(continued, alone):
+        go_on_one_by_one(decoder)
+        continued = _continued(base, tokens, layers, states, alone.dtype, host)
     no_caching = None if alike(continued, alone) else no_packing
     if no_caching is None and not alike(continued, alone):
         no_caching = _no_going_on(model) if states else _leak(model, base, before, tokens)
+    with steps_at_their_bound(decoder) as bounded:
+        if bounded and no_caching is None:
+            continued = _continued(base, tokens, layers, states, alone.dtype, host)
+            whole = base(tokens, places, packed([TOKENS], device), Recurrence((TOKENS,)))
+            no_caching = None if alike(continued, whole) else _no_going_on(model)
     caches = tuple(layer.cache for _, layer in watch.layers)
     no_graphs = f"{type(model).__name__} calls {host.found}, for which the host waits" if host.found else None
     return Probed(caches, logits, no_packing, no_caching, no_graphs, states)
 
 
 def _no_going_on(model: PreTrainedModel) -> str:
-    return f"recurrent layers of {type(model).__name__} do not go on from a kept state by several tokens at once"
+    return f"recurrent layers of {type(model).__name__} do not go on from a kept state"
 
 
 def _attends_alone(model: PreTrainedModel) -> EngineError:
@@ -183,7 +200,7 @@ def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> Logi
     head = model.get_output_embeddings()
     products = functional.linear(hidden, head.weight, head.bias).float()
     config: Any = model.config.get_text_config()
-    named = [getattr(config, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier")]
+    named = [getattr(config, name, None) for name in MULTIPLIERS]
     scales = [1.0, *(scale for value in named if value for scale in (value, 1.0 / value))]
     cap = getattr(config, "final_logit_softcapping", None)
     for softcap in (cap, None) if cap else (None,):
