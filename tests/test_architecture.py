@@ -52,6 +52,7 @@ EXTENSIONS_USE = {
     "trl": set[str](),
     "verifiers": {"sdk_agents"},
     "verl": {"sandbox", "research"},
+    "vision_bench": set[str](),
     "vllm": {"servers"},
     "weights": set[str](),
 }

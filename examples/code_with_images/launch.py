@@ -22,7 +22,7 @@ from turnwise.reports.preflight import Outcome, preflight
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "codev_7b.yaml"
 MODEL_FILES = "config.json, the tokenizer's and the processor's files"
-OF_THE_MACHINE = ("finds no CUDA device", "has no package", "and this machine has")
+OF_THE_MACHINE = ("finds no CUDA device", "has no package", "and this machine has", "cannot join the Ray cluster")
 """In findings that say nothing against the config: only this machine lacks what the profile is for."""
 
 
@@ -65,7 +65,7 @@ def _print_config(composed: Composed) -> None:
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0, 1 for a failed check, 2 for a mistake in what was asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", help="h200, l40s, or another YAML file beside this one, without .yaml")
+    parser.add_argument("profile", help="h200, l40s, ray, or another YAML file beside this one, without .yaml")
     parser.add_argument("--save-path", type=Path, default=Path("outputs"), help="the folder of runs (default outputs)")
     parser.add_argument("--dry-run", action="store_true", help="resolve config and plan; needs no GPU and no weights")
     parser.add_argument("given", nargs="*", metavar="key=value", help="config values")

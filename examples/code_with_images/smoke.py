@@ -1,6 +1,7 @@
 """The whole launch in a minute on a CPU: tiny model and data, the rule judge over HTTP, the sandbox, TAPO, the board.
 
     python examples/code_with_images/smoke.py --out OUT
+    python examples/code_with_images/smoke.py --out OUT cluster=ray ray.samplers=2    # rollout workers are Ray's actors
 
 A cold start on scripted looks makes the random model write <code>; then launch.py trains it by the recipe, with
 smoke.yaml as its machine. Nothing is replaced by a stand-in but the models' size.
@@ -107,7 +108,9 @@ def main() -> int:
     """Every part after the other; the first that fails ends it with its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("smoke"), help="everything is written here")
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("given", nargs="*", metavar="key=value", help="config values of the training")
+    args = parser.parse_intermixed_args()
+    out = args.out.resolve()
     words = "".join(text for number in range(8) for text in lines(number))
     model, data = tiny.make(out, words)
     runs = out / "runs"
@@ -115,13 +118,14 @@ def main() -> int:
     few.append(f"scoring.options.tapo.accuracy_options.cache='{out / 'verdicts'}'")
     taught = [*launch.overrides("smoke", runs, few), "run=cold_start", f"sft.script='{__file__}:script'", *COLD_START]
     recipe = ["--config", str(launch.RECIPE)]
+    learnt = runs / "cold_start" / "policy"
     os.environ |= {"DATA_REPO": str(data), "BASE_MODEL_PATH": str(model), "VLLM_MODEL_PATH": str(model)}
     with judge() as address:
         os.environ[JUDGE] = address
         for part in (
             lambda: turnwise(["judge", "check", *recipe, "--scorer", "tapo"]),
             lambda: rich.print(tw.sft(tw.configure(*taught, config_file=launch.RECIPE))),
-            lambda: launch.main(["smoke", "--save-path", str(runs), *few, f"model.path='{runs}/cold_start/policy'"]),
+            lambda: launch.main(["smoke", "--save-path", str(runs), *few, f"model.path='{learnt}'", *args.given]),
             lambda: turnwise(["report", str(runs / "codev_7b_smoke"), "--out", str(out / "board.html"), "--force"]),
         ):
             if code := part():

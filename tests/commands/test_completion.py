@@ -30,7 +30,8 @@ def test_verbs_of_extensions_stand_beside_ours_in_the_help() -> None:
     text = make_parser()[0].format_help()
     after = text[text.index("after a run:") : text.index("shell:")]
     assert [line.split()[0] for line in after.splitlines()[1:] if line.strip()] == [
-        "chat", "show", "replay", "rescore", "filter", "board", "report", "note", "import-jsonl", "weights",
+        "chat", "show", "replay", "rescore", "filter", "board", "report", "note", "import-jsonl",
+        "export-jsonl", "weights",
     ]  # fmt: skip
 
 

@@ -153,10 +153,17 @@ OURS = {
             "batch_scorer": "turnwise.ext.verl.rewards:batch_scorer",
             "dataset": "turnwise.ext.verl.datasets:dataset",
         },
-        verbs={"import-jsonl": "turnwise.ext.verl.import_command"},
+        verbs={
+            "import-jsonl": "turnwise.ext.verl.import_command",
+            "export-jsonl": "turnwise.ext.verl.export_command",
+        },
         configs={"verl": "turnwise.ext.verl.translation.translate:compose_foreign"},
         keys="turnwise.ext.verl:keys.yaml",
         section="turnwise.ext.verl.config:VerlConfig",
+    ),
+    "vision_bench": Extension(
+        tasks={name: f"turnwise.ext.vision_bench.tasks:{name.upper()}" for name in ("vstar", "hrbench", "mathvista")},
+        scorers={"vision_bench": "turnwise.ext.vision_bench.scoring:vision_bench"},
     ),
     "vllm": Extension(
         engines={

@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from turnwise.ext.board.table import NotThere, Table
-from turnwise.ext.board.tokens import decode_tokens, tokens
+from turnwise.ext.board.tokens import tokens
 from turnwise.ledger import NO_VERSION, TokenTrainingData, VersionRun
 from turnwise.storage.index import record
+from turnwise.storage.token_texts import decode_tokens
 from turnwise.types import Ledger, Origin
 
 FILE, SHARD = "trajectories/step_000001.parquet", "trajectories/step_000001"

@@ -1,4 +1,4 @@
-"""What wandb writes offline, read back with its own protocol; it never connects, prints or asks."""
+"""What wandb writes offline, read back with its own protocol; it never connects, prints or asks. TensorBoard beside it."""
 
 import json
 import os
@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed")
+pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
+ACCURACY = "val/accuracy/vstar/direct_attributes"
+"""A number by data source, as an evaluation has it."""
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -21,10 +24,11 @@ from turnwise.data.task_config import configure
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.ext.trackers import wandb as wandb_run
+from turnwise.ext.trackers.tensorboard import TensorboardTracker
 from turnwise.storage.trackers.choose import Trackers
 from turnwise.storage.trackers.tracker import Point
 
-run, said = RunDir(Path(sys.argv[1])), []
+run, said, ACCURACY = RunDir(Path(sys.argv[1])), [], sys.argv[2]
 wandb, netrc = wandb_run.load(), Path(os.environ["NETRC"])
 
 def has_key(text):
@@ -40,12 +44,14 @@ keys = {
 netrc.unlink()
 
 def session(steps, resumed_at, state):
-    trackers = Trackers([wandb_run.WandbTracker(configure("trackers.project=a project"))], said.append, last_seconds=100)
+    config = configure("trackers.project=a project")
+    both = [wandb_run.WandbTracker(config), TensorboardTracker(config)]
+    trackers = Trackers(both, said.append, last_seconds=100)
     trackers.start(run, {"training": {"steps": 5}, "seed": 3}, resumed_at=resumed_at)
     for step in steps:
-        trackers.log(Point(step, step * 2.0, step * 10, {"critic/score/mean": step / 4}))
+        trackers.log(Point(step, step * 2.0, step * 10, {"critic/score/mean": step / 4, ACCURACY: step / 8}))
     trackers.finish(state, "because")
-    return trackers.metrics()["tracking/wandb/lost"]
+    return sum(trackers.metrics()[f"tracking/{one.name}/lost"] for one in both)
 
 lost = [session([1, 2, 3], 0, State.STOPPED), session([3, 4], 2, State.FAILED)]
 os.environ["WANDB_MODE"] = "disabled"
@@ -90,7 +96,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "HOME": str(folder), "NETRC": str(folder / "netrc"), "WANDB_BASE_URL": address,
         "HTTP_PROXY": address, "HTTPS_PROXY": address, "http_proxy": address, "https_proxy": address,
     }  # fmt: skip
-    command = [sys.executable, "-c", SCRIPT, str(run)]
+    command = [sys.executable, "-c", SCRIPT, str(run), ACCURACY]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
     )
@@ -139,6 +145,16 @@ def test_rows_are_read_back(session: Session) -> None:
     assert second == [[3, 6.0, 30, 0.75], [4, 8.0, 40, 1.0]]
 
 
+def test_tensorboard_beside_it_has_the_same_accuracy_by_data_source(session: Session) -> None:
+    from tensorboard.backend.event_processing import event_accumulator as accumulators
+
+    found = accumulators.EventAccumulator(str(session.run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    kept = {event.step: event.value for event in found.Scalars(ACCURACY)}
+    assert kept == {1: 0.125, 2: 0.25, 3: 0.375, 4: 0.5, 5: 0.625}
+    sent = {row["step"]: row[ACCURACY] for file in offline_files(session) for row in rows(file)}
+    assert sent == {step: value for step, value in kept.items() if step < 5}, "wandb was switched off at step 5"
+
+
 def test_a_resumed_run_has_the_same_id_name_and_project(session: Session) -> None:
     identity = (session.run / "wandb" / "run_id.txt").read_text().strip()
     files = offline_files(session)
@@ -163,7 +179,8 @@ def test_a_failed_run_says_so(session: Session) -> None:
 def test_without_a_key_it_is_offline_and_says_how_to_send(session: Session) -> None:
     identity = (session.run / "wandb" / "run_id.txt").read_text().strip()
     line = f"wandb: offline; send it with: wandb sync {session.run}/wandb/offline-run-*-{identity}"
-    assert session.result["said"] == [line, line, "wandb: switched off by WANDB_MODE"]
+    said = [text for text in session.result["said"] if not text.startswith("TensorBoard: ")]
+    assert said == [line, line, "wandb: switched off by WANDB_MODE"]
     assert session.result["lost"] == [0, 0, 0]
     assert len(offline_files(session)) == 2
 

@@ -93,6 +93,13 @@ def test_a_config_of_061_becomes_ours(tmp_path: Path) -> None:
     assert len(fates) == len(found.fates)
 
 
+def test_the_logger_of_codev_is_answered_with_what_writes_its_files(tmp_path: Path) -> None:
+    file = tmp_path / "codev.yaml"
+    file.write_text("trainer: {logger: [console, wandb, rl_logging_board]}\n")
+    (fate,) = (fate for fate in translate(file, other_names()).fates if fate.key == "trainer.logger")
+    assert fate.kind is FateKind.NOT_SUPPORTED and "turnwise export-jsonl" in fate.text
+
+
 @pytest.mark.usefixtures("shells")
 def test_a_script_of_091_becomes_ours(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"

@@ -24,12 +24,11 @@ from turnwise.storage.images.copies import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import StatusWriter
+from turnwise.storage.token_texts import TOKENS
 from turnwise.system.files import cannot
 from turnwise.types import Trajectory
 
 COMMAND = "import-jsonl"
-TOKENS = "tokens.json"
-"""Texts of the made-up token ids of an imported run, by id."""
 LONGEST_LINE = 256 << 20
 _STEP_NAME = re.compile(r"(\d{1,9})\.jsonl")
 _EVAL_NAME = re.compile(r"rollout_data_rank_?val.*\.jsonl")

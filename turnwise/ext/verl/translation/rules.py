@@ -186,6 +186,8 @@ def _manager(value: Any, all_: Flat) -> dict[str, Any] | str:
 def _trackers(value: Any, all_: Flat) -> dict[str, Any] | str:
     named = [str(entry) for entry in (value if isinstance(value, list) else [value])]
     if unknown := [name for name in named if name not in TRACKERS]:
+        if "rl_logging_board" in unknown:  # of CodeV's fork
+            raise Unsupported("rl_logging_board: leave it out; `turnwise export-jsonl RUN` writes its files")
         raise Unsupported(f"{', '.join(unknown)}: metrics.jsonl has all numbers; tracking.to takes "
                           f"{', '.join(TRACKERS)}")  # fmt: skip
     return {"tracking.to": named}
