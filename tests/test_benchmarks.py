@@ -23,11 +23,13 @@ SMALL = {
     "sampler_vllm": [],
     "sandbox": ["--quick", "--most", "4"],
     "scale": ["--parts", "rollout", "--samplers", "1", "--conversations", "4", "--rate", "2000"],
+    "scale_episodes": ["--workers", "0", "--turn-seconds", "0", "--samples", "4", "--at-once", "4", "--nodes", "1"],
     "scoring": ["--trajectories", "20", "--rounds", "1"],
     "sdk_agents": ["--agents", "3"],
     "sessions": ["--sessions", "5", "--rounds", "1"],
     "workers": ["--model", "tiny", "--workers", "0", "1", "--samples", "1", "3"],
     "tinylook_ceilings": ["--train", "60", "--test", "20"],
+    "vllm_as_sampler": [],
     "train_cpu": ["--steps", "1", "--prompts", "2", "--siblings", "2", "--threads", "1"],
 }
 """What makes each of them small."""

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,10 +68,11 @@ def test_a_file_of_made_rows_is_the_file_to_the_last_byte(tmp_path: Path):
         write_trajectories(file, trajectories)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert index.shard_of("x", here) == index.shard_of("x", there)
-    kept = len(made_rows._made)
+    alive = [weakref.ref(each) for each in there]
+    assert sum(name in made_rows._made for name in map(id, there)) == 140
     del there, some, trajectories
     gc.collect()
-    assert len(made_rows._made) == kept - 140
+    assert not any(one() for one in alive) and all(row.trajectory() is not None for row in made_rows._made.values())
 
 
 def test_rows_are_made_elsewhere_only_where_nothing_in_them_can_change():

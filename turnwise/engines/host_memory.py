@@ -88,12 +88,14 @@ class HostMemory:
 
 def host_memory(config: Config, training: Training | None, *, samples: bool = True) -> HostMemory | None:
     """Of an evaluation (`training` None), of a training, or (`samples` False) of a fine-tuning. None where config.json
-    does not tell the model's size."""
+    does not tell the model's size, or no model is here."""
+    here = samples and extensions.engine(config.engine.name).here
+    if training is None and not here:  # a model that writes elsewhere, or a tokenizer alone
+        return None
     facts = facts_of(config)
     size = size_of(facts)
     if size is None:
         return None
-    here = samples and extensions.engine(config.engine.name).here
     on_gpu = here and choose(config).on_gpu
     device = None if training is None else device_of(config.learner.device, gpus_for_learner(config))
     cuda = CUDA if on_gpu or (device or "cpu") != "cpu" else 0

@@ -85,7 +85,7 @@ class FakeLearner:
     """An actor that opens, or fails in this way when it is asked to."""
 
     def __init__(self, fails: Exception | None) -> None:
-        self.beat, self.open = Method(lambda: None), Method(lambda: fails or LearnerReply(FACTS, 0, 64))
+        self.beat, self.open = Method(lambda: None), Method(lambda: fails or LearnerReply(FACTS, 0, 64, ()))
         self.score = Method(lambda *_: errors().ActorUnavailableError("its node does not answer", b"0" * 16))
 
 
