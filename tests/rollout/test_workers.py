@@ -169,7 +169,7 @@ def test_a_script_is_opened_by_each_worker(plugins: Path, processes: list[int]):
     assert [told(each) for each in there.trajectories] == [told(each) for each in here.trajectories]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP])
 def test_a_worker_that_ends_or_stands_still_is_replaced(
     plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ):
@@ -192,7 +192,7 @@ def test_a_worker_that_ends_or_stands_still_is_replaced(
     assert "was lost" in (there.run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("workers", [2, 1])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 1])
 def test_a_worker_that_cannot_be_replaced_leaves_the_run_to_the_others(
     plugins: Path, processes: list[int], monkeypatch: pytest.MonkeyPatch, workers: int
 ):

@@ -101,7 +101,7 @@ def last_line(report: TrainReport) -> dict[str, Any]:
     return next(line for line in reversed(lines(report)) if "cluster/samplers" in line)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_with_kills_gives_the_numbers_of_one_process(
     tmp_path: Path, nodes: Any, exact_engine: None, workers: int
 ) -> None:
