@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from architectures import EXPERTS, build
 from torch import Tensor
 from written import letters, prompt
 
+from turnwise.commands.cli import main
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.learner import Objective, TokenBatch, Who
 from turnwise.engines.learners.local import LocalLearner
@@ -248,3 +250,14 @@ def test_experts_for_another_number_of_tokens_are_refused() -> None:
     model = nearly_tied()
     with pytest.raises(EngineError, match="experts are given for 3 of 20 tokens"):
         states(model, Routing(torch.zeros(3, 2, 2, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize("setting", ["learner.routing_replay=true", "learner.router_loss=0.1"])
+def test_a_model_of_our_own_decoder_is_refused_before_a_run_is_made(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", setting]) == 2
+    name = setting.partition("=")[0]
+    assert f"{name}: this model has no routers that choose experts" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()

@@ -3,7 +3,7 @@
 from turnwise import extensions
 from turnwise.config import ONE_MACHINE, AlgorithmConfig, Config
 from turnwise.config.check import check_config
-from turnwise.config.choices import Advantage, Decay, EvalSplit, PolicyLoss, Precision
+from turnwise.config.choices import Advantage, Decay, EvalSplit, ModelImplementation, PolicyLoss, Precision
 from turnwise.config.knobs import is_plugin
 from turnwise.engines.devices import gpus_for_learner, rank_devices
 from turnwise.engines.disk_plan import check_disk
@@ -62,7 +62,18 @@ def check_training(config: Config) -> None:
     opener_of(config).check_beside_learner(config)
     memory_here(config, beside_policy(config))
     check_host_memory(config, beside_policy(config))
+    _check_routers(config)
     tuple(check_disk(config, beside_policy(config)))  # what it warns of is in the plan
+
+
+def _check_routers(config: Config) -> None:
+    """The models of our own decoder have no experts; of others only their weights tell."""
+    from turnwise.engines.rendering import choose_model
+
+    asked = [name for name in ("routing_replay", "router_loss") if getattr(config.learner, name)]
+    chosen = choose_model(config) if asked else None
+    if chosen is not None and chosen[0].implementation is ModelImplementation.native:
+        raise ConfigError(f"learner.{asked[0]}: this model has no routers that choose experts ({chosen[0]})")
 
 
 def check_choices(algorithm: AlgorithmConfig) -> None:
